@@ -1,0 +1,1 @@
+"""Images, classes and who meets them when."""

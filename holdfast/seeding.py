@@ -1,0 +1,37 @@
+"""The only source of chance: a generator for every purpose, found by its seed and a path of words and numbers."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+
+def _digest(seed: int, path: tuple[str | int, ...]) -> bytes:
+    return hashlib.sha256(json.dumps([seed, *path]).encode()).digest()
+
+
+def generator(seed: int, *path: str | int) -> np.random.Generator:
+    """A NumPy generator that depends on nothing but its arguments."""
+    return np.random.Generator(np.random.PCG64(int.from_bytes(_digest(seed, path)[:16], "little")))
+
+
+def torch_generator(seed: int, *path: str | int) -> torch.Generator:
+    """The same for tensors; always on the CPU, so that a GPU run draws the same numbers."""
+    return torch.Generator().manual_seed(int.from_bytes(_digest(seed, path)[:8], "little") >> 1)
+
+
+def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
+    """A random order of `items`, from raw bits alone: these NumPy promises to keep, its `permutation` it does not."""
+    keys = rng.bit_generator.random_raw(len(items)) if len(items) else []
+    return [items[i] for i in np.argsort(keys, kind="stable")]
+
+
+def draw(rng: np.random.Generator, items: Sequence[T], count: int) -> list[T]:
+    """`count` of `items` without replacement, in the order of `items`."""
+    chosen = set(shuffled(rng, range(len(items)))[:count])
+    return [item for i, item in enumerate(items) if i in chosen]
