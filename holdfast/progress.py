@@ -1,0 +1,32 @@
+"""Progress bars on standard error, so that standard output stays clean for tables and JSON."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+
+def progress_bar(*extra: TextColumn) -> Progress:
+    """A bar with count, time gone and time left; `extra` columns come before the times."""
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *extra,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def track(items: Iterable[T], text: str, total: int) -> Iterator[T]:
+    """Yields `items` while a bar named `text` moves on."""
+    with progress_bar() as bar:
+        task = bar.add_task(text, total=total)
+        for item in items:
+            yield item
+            bar.advance(task)
