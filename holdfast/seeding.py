@@ -27,11 +27,11 @@ def torch_generator(seed: int, *path: str | int) -> torch.Generator:
 
 def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
     """A random order of `items`, from raw bits alone: these NumPy promises to keep, its `permutation` it does not."""
-    keys = rng.bit_generator.random_raw(len(items)) if len(items) else []
-    return [items[i] for i in np.argsort(keys, kind="stable")]
+    if not len(items):
+        return []
+    return [items[i] for i in np.argsort(rng.bit_generator.random_raw(len(items)), kind="stable")]
 
 
 def draw(rng: np.random.Generator, items: Sequence[T], count: int) -> list[T]:
     """`count` of `items` without replacement, in the order of `items`."""
-    chosen = set(shuffled(rng, range(len(items)))[:count])
-    return [item for i, item in enumerate(items) if i in chosen]
+    return [items[i] for i in sorted(shuffled(rng, range(len(items)))[:count])]

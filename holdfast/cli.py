@@ -1,0 +1,209 @@
+"""The doors: every command of `holdfast`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from holdfast.config import Config, describe, load_config, parse_setting
+from holdfast.data.schedule import Plan
+from holdfast.data.sources import SOURCES, load_data
+from holdfast.errors import HoldfastError
+from holdfast.experiment import plan_of, run_to_folder
+from holdfast.methods import METHODS
+from holdfast.predict import predict as predict_images
+from holdfast.results.record import Result, read_result
+from holdfast.results.tables import percent, result_lines, result_table, rows_table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+out = Console()
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)
+]
+MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`")]
+DataName = Annotated[str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES))]
+Tasks = Annotated[str | None, typer.Option(help="number of tasks, or a list of sizes: [10,5,5]")]
+Seed = Annotated[int | None, typer.Option(help="the seed of everything that chance decides")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="ROOM.KEY=VALUE", help="any setting; may be given again and again")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
+RunFolder = Annotated[Path, typer.Argument(help="the folder of a finished run", show_default=False)]
+
+
+@app.callback()
+def holdfast() -> None:
+    """Federated class-incremental learning: many clients, ever more classes, nobody's classes forgotten."""
+
+
+@app.command()
+def run(
+    config: ConfigFile = None,
+    method: MethodName = None,
+    dataset: DataName = None,
+    tasks: Tasks = None,
+    seed: Seed = None,
+    set_: Sets = None,
+    out_: Annotated[Path | None, typer.Option("--out", help="the run's folder; runs/<name> if not given")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment and write its folder: config, plan, record, result, model, picture."""
+    done = run_to_folder(_config(config, method, dataset, tasks, seed, set_), out_)
+    if as_json:
+        print(json.dumps({"folder": str(done.folder), **done.result.to_json()}))
+        return
+    _show(done.result)
+    if not done.fresh:
+        out.print("This very run was complete already; delete its folder to run it again.")
+    out.print(f"[bold]{done.folder}[/bold] (picture: {done.folder / 'accuracy.png'})", soft_wrap=True)
+
+
+@app.command()
+def show(run: RunFolder, as_json: AsJson = False) -> None:
+    """Print the table of a finished run again."""
+    result = read_result(run)
+    if as_json:
+        print(json.dumps(result.to_json()))
+    else:
+        _show(result)
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    images: Annotated[list[Path], typer.Argument(help="image files", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Classify images with the final model of a run."""
+    guesses = predict_images(run, images)
+    if as_json:
+        print(json.dumps([{"image": g.image, "classes": g.classes, "probabilities": g.probabilities} for g in guesses]))
+        return
+    rows = [
+        [
+            g.image,
+            g.classes[0],
+            percent(g.probabilities[0]) + " %",
+            ", ".join(_likely(g.classes[1:], g.probabilities[1:])),
+        ]
+        for g in guesses
+    ]
+    out.print(rows_table("", ["image", "class", "sure", "or"], rows))
+
+
+@app.command()
+def plan(
+    config: ConfigFile = None,
+    method: MethodName = None,
+    dataset: DataName = None,
+    tasks: Tasks = None,
+    seed: Seed = None,
+    set_: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print who joins when, holds which classes and is selected in which round, without training."""
+    chosen = _config(config, method, dataset, tasks, seed, set_)
+    data = load_data(chosen.data)
+    made = plan_of(chosen, data)
+    if as_json:
+        print(json.dumps(made.to_json(data.classes)))
+    else:
+        _show_plan(made, data.classes)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods, one line each."""
+    if as_json:
+        print(json.dumps({name: cls.about for name, cls in METHODS.items()}))
+    else:
+        out.print(rows_table("", ["method", "what it is"], [[name, cls.about] for name, cls in METHODS.items()]))
+
+
+@app.command()
+def settings(as_json: AsJson = False) -> None:
+    """List every setting with its default."""
+    if as_json:
+        print(json.dumps([dict(zip(("setting", "default", "about"), row, strict=True)) for row in describe()]))
+    else:
+        out.print(rows_table("", ["setting", "default", "what it is"], describe()))
+
+
+def main() -> None:
+    """The command line: a mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except HoldfastError as error:
+        Console(stderr=True).print(f"[red]holdfast:[/red] {_escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped", highlight=False)
+        sys.exit(130)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _config(
+    file: Path | None,
+    method: str | None,
+    dataset: str | None,
+    tasks: str | None,
+    seed: int | None,
+    sets: list[str] | None,
+) -> Config:
+    flags: list[tuple[str, Any]] = [parse_setting(text) for text in sets or []]
+    for key, value in {"method.name": method, "data.name": dataset, "seed": seed}.items():
+        if value is not None:
+            flags.append((key, value))
+    if tasks is not None:
+        flags.append(parse_setting(f"plan.tasks={tasks}"))
+    return load_config(file, flags)
+
+
+def _show(result: Result) -> None:
+    out.print(result_table(result))
+    for line in result_lines(result):
+        out.print(line, highlight=False)
+
+
+def _likely(classes: list[str], probabilities: list[float]) -> list[str]:
+    return [f"{name} ({percent(p)} %)" for name, p in zip(classes, probabilities, strict=True)]
+
+
+def _show_plan(plan: Plan, names: tuple[str, ...]) -> None:
+    last = plan.rounds_per_task
+    rows = []
+    for t, classes in enumerate(plan.tasks):
+        groups = [plan.group(client, t) for client in range(len(plan.arrivals))]
+        first, end = t * last + 1, (t + 1) * last
+        newcomers = {client for client, group in enumerate(groups) if group == "Za"}
+        picked = {client for chosen in plan.selected[first - 1 : end] for client in chosen}
+        rows.append(
+            [
+                str(t + 1),
+                f"{first}-{end}",
+                " ".join(_escape(names[c]) for c in classes),
+                *(str(groups.count(group)) for group in ("Zo", "Zn", "Za")),
+                f"{len(picked)} ({len(picked & newcomers)} new)",
+            ]
+        )
+    columns = ["task", "rounds", "classes", "Zo stay", "Zn move on", "Za join", "selected"]
+    out.print(rows_table("The federation by task", columns, rows))
+    holdings = [
+        [
+            str(client),
+            str(arrivals[0].round + 1),
+            " | ".join(
+                f"{a.round + 1}: " + (" ".join(_escape(names[c]) for c in a.classes) or "(memory)") for a in arrivals
+            ),
+            " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
+        ]
+        for client, arrivals in enumerate(plan.arrivals)
+    ]
+    out.print(rows_table("The clients", ["client", "joins", "round: classes", "selected in rounds"], holdings))

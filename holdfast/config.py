@@ -1,0 +1,265 @@
+"""All that a user can set: read once from TOML and flags, validated once, and frozen."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from holdfast.data.sources import SOURCES
+from holdfast.errors import HoldfastError, nearest
+from holdfast.methods import METHODS
+from holdfast.methods.base import Method
+from holdfast.models import BACKBONES
+
+STRICT = ConfigDict(extra="forbid")
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def _setting(default: Any, about: str) -> Any:
+    return Field(default=default, description=about)
+
+
+@dataclass(frozen=True, config=STRICT)
+class DataSettings:
+    """Which images, and which part of them."""
+
+    name: str = _setting("glyphs", "data set: " + ", ".join(SOURCES))
+    path: str | None = _setting(None, "the archive or folder of the data set, if it is not found below HOLDFAST_DATA")
+    classes: Annotated[int, Field(ge=2, le=100_000)] | None = _setting(None, "how many classes; all, if not given")
+    first_class: Annotated[int, Field(ge=0, le=100_000)] = _setting(0, "leave out the classes before this one")
+    train_per_class: Count | None = _setting(None, "only the first so many training images of a class")
+    test_per_class: Count | None = _setting(None, "only the first so many test images of a class")
+    size: Annotated[int, Field(ge=16, le=512)] | None = _setting(
+        None, "image side in pixels; the data set's own, if not given"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(
+        0, "of generated data: which characters, and how they are drawn"
+    )
+
+
+@dataclass(frozen=True, config=STRICT)
+class PlanSettings:
+    """The protocol: tasks, clients, rounds, and what each client holds."""
+
+    tasks: Count | list[Count] = _setting(5, "number of equal tasks, or a list of task sizes in classes")
+    order: str | list[int] | list[str] = _setting(
+        "natural", "class order: natural, icarl (100 classes), seed1993, random:<seed>, or a list of indices or names"
+    )
+    rounds: Count = _setting(10, "global rounds a task")
+    clients: Count = _setting(30, "clients in the first task")
+    join_per_task: Annotated[int, Field(ge=0, le=1_000_000)] = _setting(10, "clients that join in each later task")
+    join: Literal["task", "irregular"] = _setting(
+        "task", "newcomers join in the task's first round, or spread over its rounds"
+    )
+    selected: Count = _setting(10, "clients selected in each round")
+    move_on: Annotated[float, Field(ge=0, le=1)] = _setting(
+        0.9, "share of the present clients that meet a new task's classes"
+    )
+    class_share: Fraction = _setting(0.6, "share of a task's classes that a client holds")
+    partition: str = _setting("shared", "images of a class: shared by its holders, disjoint, or dirichlet:<alpha>")
+    zo_data: Literal["memory", "last_task"] = _setting("memory", "what a client that does not move on trains on")
+    growth: Literal["schedule", "announce"] = _setting(
+        "schedule", "who tells the server of new classes: the schedule or the clients"
+    )
+    memory: Annotated[int, Field(ge=0, le=10_000_000)] = _setting(2000, "exemplars that a client may keep")
+
+
+@dataclass(frozen=True, config=STRICT)
+class ModelSettings:
+    """The network."""
+
+    name: str = _setting("convnet", "backbone: " + ", ".join(BACKBONES))
+    norm: Literal["batch", "group"] = _setting("batch", "normalisation layers")
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainSettings:
+    """Local training; what is not given comes from the method's own preset."""
+
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = _setting(2, "local epochs a round")
+    batch: Annotated[int, Field(ge=1, le=65_536)] = _setting(128, "batch size")
+    lr: Annotated[float, Field(gt=0, le=100)] | None = _setting(None, "learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = _setting(None, "momentum of SGD")
+    weight_decay: Annotated[float, Field(ge=0, le=1)] | None = _setting(None, "weight decay of SGD")
+    milestones: list[Annotated[float, Field(ge=0, le=1)]] | None = _setting(
+        None, "parts of a task after which the learning rate drops"
+    )
+    gamma: Annotated[float, Field(gt=0, le=1)] | None = _setting(None, "factor of each drop")
+    weighting: Literal["uniform", "samples"] = _setting("uniform", "weights of the clients in the average")
+
+
+@dataclass(frozen=True, config=STRICT)
+class RunSettings:
+    """Where and how it is computed; changes no result but through the device's arithmetic."""
+
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:<n>")
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
+class Config:
+    """Everything that decides a run."""
+
+    method: Method
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(
+        2021, "of the plan, the initial weights, batches and augmentation"
+    )
+    data: DataSettings = Field(default_factory=DataSettings)
+    plan: PlanSettings = Field(default_factory=PlanSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    train: TrainSettings = Field(default_factory=TrainSettings)
+    run: RunSettings = Field(default_factory=RunSettings)
+
+
+ROOMS: dict[str, type] = {
+    "data": DataSettings,
+    "plan": PlanSettings,
+    "model": ModelSettings,
+    "train": TrainSettings,
+    "run": RunSettings,
+}
+
+
+def load_config(file: Path | None = None, settings: Sequence[tuple[str, Any]] = ()) -> Config:
+    """The config of a TOML file with `settings` (dotted key, value) laid over it."""
+    tree = _read_toml(file) if file else {}
+    per_method = tree.pop("for", {})
+    flags: dict[str, Any] = {}
+    for key, value in settings:
+        _put(flags, key.split("."), value)
+    name = flags.get("method", {}).get("name") or tree.get("method", {}).get("name", "fedavg")
+    for known in per_method:
+        if known not in METHODS:
+            raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {nearest(known, METHODS)}")
+    return build_config(_overlay(_overlay(tree, per_method.get(name, {})), flags))
+
+
+def build_config(tree: Mapping[str, Any]) -> Config:
+    """Validates nested plain values; anything wrong is named in one sentence."""
+    rest = dict(tree)
+    method_fields = {"name": "fedavg", **_table("method", rest.pop("method", {}))}
+    name = method_fields.pop("name")
+    if name not in METHODS:
+        raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
+    method: Method = _build("method", METHODS[name], method_fields)
+    rooms = {room: _build(room, kind, _table(room, rest.pop(room, {}))) for room, kind in ROOMS.items()}
+    for key in rest:
+        if key != "seed":
+            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, ['seed', 'method', 'for', *ROOMS])}")
+    config: Config = _build("", Config, {"method": method, **rooms, **rest})
+    return _resolve(config)
+
+
+def _resolve(config: Config) -> Config:
+    """Fills what was not given from the method's preset and the data set's defaults."""
+    if config.data.name not in SOURCES:
+        raise HoldfastError(f"unknown data set {config.data.name!r}; {nearest(config.data.name, SOURCES)}")
+    if config.model.name not in BACKBONES:
+        raise HoldfastError(
+            f"unknown backbone model.name={config.model.name!r}; {nearest(config.model.name, BACKBONES)}"
+        )
+    data = _fill(config.data, SOURCES[config.data.name].defaults)
+    train = _fill(config.train, asdict(config.method.preset))
+    return replace(config, data=data, train=train)
+
+
+def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
+    missing = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
+    return replace(settings, **missing)
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """The config as nested plain values, without what was left open."""
+    tree: dict[str, Any] = {"seed": config.seed, "method": {"name": config.method.name, **asdict(config.method)}}
+    for room in ROOMS:
+        tree[room] = {key: value for key, value in asdict(getattr(config, room)).items() if value is not None}
+    return tree
+
+
+def to_toml(config: Config) -> str:
+    """The config as a TOML file that `load_config` reads back."""
+    lines = [f"seed = {config.seed}"]
+    for room, table in to_tree(config).items():
+        if isinstance(table, dict):
+            lines += ["", f"[{room}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    # JSON's strings, numbers, booleans and lists are TOML's, as long as characters are not written as surrogate pairs.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`room.key=value` as a dotted key and a value; a value that is not TOML is a word."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise HoldfastError(f"--set {text!r} is not of the form room.key=value, for example --set train.lr=0.1")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """Every setting: its dotted name, its default, what it is."""
+    rows = [("seed", "2021", str(Config.__pydantic_fields__["seed"].description))]  # type: ignore[attr-defined]
+    for room, kind in [*ROOMS.items(), *((f"method ({name})", cls) for name, cls in METHODS.items())]:
+        for key, info in kind.__pydantic_fields__.items():  # type: ignore[attr-defined]
+            default = "" if info.default is None else _toml(info.default)
+            rows.append((f"{room}.{key}", default, info.description or ""))
+    return rows
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HoldfastError(f"cannot read the config {file}: {error.strerror}; give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HoldfastError(f"the config {file} is not TOML: {error}; see configs/ for examples") from error
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise HoldfastError(f"unknown setting {'.'.join(path)!r}; settings are named room.key")
+    tree[path[-1]] = value
+
+
+def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _overlay(merged[key], value) if both else value
+    return merged
+
+
+def _table(room: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise HoldfastError(f"{room} = {value!r} should be a table of settings, such as [{room}]")
+    return dict(value)
+
+
+def _build(room: str, kind: type, values: Mapping[str, Any]) -> Any:
+    """An instance of a settings class, or one sentence about the first thing that is wrong."""
+    known = [field.name for field in fields(kind)]
+    dot = f"{room}." if room else ""
+    for key in values:
+        if key not in known:
+            hint = nearest(key, known) if known else f"{room} has no settings of its own here"
+            raise HoldfastError(f"unknown setting '{dot}{key}'; {hint}")
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else room
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise HoldfastError(f"{dot}{key} = {values.get(key)!r} is not possible: {reason}") from error

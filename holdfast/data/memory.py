@@ -1,0 +1,26 @@
+"""The exemplar memory: which images a client keeps of the classes it has learned, as indices."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def quota(size: int, classes: int) -> int:
+    """Exemplars a class when `classes` share a memory of `size` images."""
+    return size // classes if classes else 0
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Positions of the `count` images whose running mean stays nearest to the mean of all (iCaRL), best first."""
+    unit = F.normalize(features.double(), dim=1)  # (N, d)
+    mean = unit.mean(dim=0)
+    wanted = mean.clone()
+    free = torch.ones(len(unit), dtype=torch.bool, device=unit.device)
+    chosen = []
+    for _ in range(min(count, len(unit))):
+        # With features of length 1, the nearest running mean is where this product is largest.
+        best = int((unit @ wanted).masked_fill(~free, -torch.inf).argmax())
+        free[best] = False
+        chosen.append(best)
+        wanted += mean - unit[best]
+    return torch.tensor(chosen, dtype=torch.int64)

@@ -1,0 +1,225 @@
+"""The plan: everything that chance decides about the federation, before training starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.data.class_order import class_order
+from holdfast.data.partition import parse_partition, split
+from holdfast.errors import HoldfastError
+from holdfast.seeding import draw, generator, shuffled
+
+if TYPE_CHECKING:
+    from holdfast.config import PlanSettings
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """From `round` on, a client's current data is this and nothing else."""
+
+    round: int
+    classes: tuple[int, ...]  # empty: the old data is gone and none has come
+    images: tuple[int, ...] | None = None  # None: every training image of these classes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Class order, tasks, who joins when, who holds what, who is selected. A value: print it, save it, compare it."""
+
+    tasks: tuple[tuple[int, ...], ...]  # the classes of each task, in head order
+    rounds_per_task: int
+    arrivals: tuple[tuple[Arrival, ...], ...]  # for each client, in time order; the first is its joining
+    selected: tuple[tuple[int, ...], ...]  # for each round
+    growths: tuple[tuple[int, tuple[int, ...]], ...]  # (round, classes): when a server that is told learns of them
+
+    @property
+    def rounds(self) -> int:
+        return len(self.selected)
+
+    def task_of_round(self, number: int) -> int:
+        return number // self.rounds_per_task
+
+    def ends_task(self, number: int) -> bool:
+        return (number + 1) % self.rounds_per_task == 0
+
+    @cached_property
+    def joined(self) -> np.ndarray:
+        """The round in which each client joins."""
+        return np.array([arrivals[0].round for arrivals in self.arrivals])
+
+    def present(self, number: int) -> list[int]:
+        """The clients that have joined by this round."""
+        return [int(c) for c in np.flatnonzero(self.joined <= number)]
+
+    @cached_property
+    def arriving(self) -> dict[int, list[tuple[int, Arrival]]]:
+        """Whose data changes in which round, and to what, in client order."""
+        table: dict[int, list[tuple[int, Arrival]]] = {}
+        for client, arrivals in enumerate(self.arrivals):
+            for arrival in arrivals:
+                table.setdefault(arrival.round, []).append((client, arrival))
+        return table
+
+    def current(self, client: int, number: int) -> int:
+        """Which of the client's arrivals is its data in this round; -1 before it joins."""
+        return sum(arrival.round <= number for arrival in self.arrivals[client]) - 1
+
+    def seen(self, number: int) -> list[int]:
+        """The classes of all tasks begun by this round, in head order."""
+        return [c for task in self.tasks[: self.task_of_round(number) + 1] for c in task]
+
+    def held(self, client: int, number: int) -> set[int]:
+        """Every class that the client has met by this round."""
+        return {c for arrival in self.arrivals[client] if arrival.round <= number for c in arrival.classes}
+
+    def group(self, client: int, task: int) -> str:
+        """Zo, Zn or Za: what the client is in this task; empty if it has not joined by the task's end."""
+        first, last = task * self.rounds_per_task, (task + 1) * self.rounds_per_task - 1
+        if self.arrivals[client][0].round > last:
+            return ""
+        if task and self.arrivals[client][0].round >= first:
+            return "Za"
+        return "Zn" if any(first <= a.round <= last and a.classes for a in self.arrivals[client]) else "Zo"
+
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """The plan as plain values, with class names for people."""
+        clients = [
+            [
+                {
+                    "round": a.round,
+                    "classes": list(a.classes),
+                    **({} if a.images is None else {"images": list(a.images)}),
+                }
+                for a in arrivals
+            ]
+            for arrivals in self.arrivals
+        ]
+        return {
+            "class_names": list(names),
+            "tasks": [list(task) for task in self.tasks],
+            "rounds_per_task": self.rounds_per_task,
+            "arrivals": clients,
+            "selected": [list(chosen) for chosen in self.selected],
+        }
+
+
+def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[int, Sequence[int]], seed: int) -> Plan:
+    """Draws the whole federation: `names` are the classes, `images` the training images of each."""
+    kind, alpha = parse_partition(settings.partition)
+    tasks = _tasks(settings.tasks, class_order(settings.order, names))
+    arrivals: list[list[Arrival]] = []
+    for t, classes in enumerate(tasks):
+        start = t * settings.rounds
+        movers, stayers, newcomers = _groups(settings, len(arrivals), generator(seed, "plan", "groups", t))
+        joins = _join_rounds(settings, t, len(newcomers), generator(seed, "plan", "joins", t))
+        drawn = _draw_classes(classes, len(movers) + len(newcomers), settings, t, generator(seed, "plan", "classes", t))
+        owned = None if kind == "shared" else _split_images(drawn, images, alpha, seed, t)
+        arrivals += [[] for _ in newcomers]
+        rounds = [start] * len(movers) + [start + j for j in joins]
+        for i, client in enumerate([*movers, *newcomers]):
+            mine = drawn[i] if owned is None else tuple(c for c in drawn[i] if owned[i].get(c))
+            own = None if owned is None else tuple(sorted(x for part in owned[i].values() for x in part))
+            arrivals[client].append(Arrival(rounds[i], mine, own))
+        if settings.zo_data == "memory":
+            for client in stayers:
+                arrivals[client].append(Arrival(start, ()))
+    frozen = tuple(tuple(a) for a in arrivals)
+    growths = tuple((t * settings.rounds, classes) for t, classes in enumerate(tasks))
+    return Plan(tasks, settings.rounds, frozen, _select(settings, len(tasks), frozen, seed), growths)
+
+
+def _tasks(sizes: int | list[int], order: list[int]) -> tuple[tuple[int, ...], ...]:
+    count = len(order)
+    if isinstance(sizes, int):
+        if count % sizes:
+            wanted = sizes
+            good = sorted((d for d in range(1, count + 1) if count % d == 0), key=lambda d: abs(d - wanted))[:3]
+            choice = ", ".join(map(str, sorted(good)))
+            raise HoldfastError(f"plan.tasks={sizes} does not divide {count} classes; use {choice}, or a list of sizes")
+        sizes = [count // sizes] * sizes
+    if sum(sizes) != count:
+        raise HoldfastError(f"plan.tasks={sizes} adds up to {sum(sizes)} classes, but there are {count}")
+    ends = np.cumsum(sizes)
+    return tuple(tuple(order[end - size : end]) for size, end in zip(sizes, ends, strict=True))
+
+
+def _groups(settings: "PlanSettings", present: int, rng: np.random.Generator) -> tuple[list[int], list[int], list[int]]:
+    """The clients that move on (Zn), that stay (Zo) and that join (Za, or everybody in the first task)."""
+    if not present:
+        return [], [], list(range(settings.clients))
+    moving = draw(rng, range(present), part(settings.move_on, present))
+    staying = sorted(set(range(present)) - set(moving))
+    return moving, staying, list(range(present, present + settings.join_per_task))
+
+
+def part(share: float, whole: int) -> int:
+    """floor(share x whole), of the number that was meant: 0.29 x 100 is 29, whatever floating point says."""
+    return floor(share * whole + 1e-9)
+
+
+def _join_rounds(settings: "PlanSettings", task: int, newcomers: int, rng: np.random.Generator) -> list[int]:
+    if settings.join == "task" or task == 0 or not newcomers:
+        return [0] * newcomers
+    return [int(x) for x in rng.bit_generator.random_raw(newcomers) % np.uint64(settings.rounds)]
+
+
+def _draw_classes(
+    classes: tuple[int, ...], clients: int, settings: "PlanSettings", task: int, rng: np.random.Generator
+) -> list[tuple[int, ...]]:
+    """Each client's classes of a task, drawn without replacement, and nobody's class left without a holder."""
+    size = max(1, part(settings.class_share, len(classes)))
+    if clients * size < len(classes):
+        raise HoldfastError(
+            f"in task {task + 1}, {clients} clients with {size} of {len(classes)} classes each cannot hold them all; "
+            "raise plan.class_share, plan.move_on, plan.clients or plan.join_per_task"
+        )
+    keys = rng.bit_generator.random_raw(clients * len(classes)).reshape(clients, len(classes))
+    held = np.zeros(keys.shape, dtype=bool)
+    np.put_along_axis(held, np.argsort(keys, axis=1, kind="stable")[:, :size], True, axis=1)
+    for missing in np.flatnonzero(~held.any(axis=0)):
+        _give(held, int(missing), rng)
+    return [tuple(classes[c] for c in np.flatnonzero(row)) for row in held]
+
+
+def _give(held: np.ndarray, missing: int, rng: np.random.Generator) -> None:
+    """Swaps the missing class for one that others hold too, at a client drawn by chance."""
+    spare = held & (held.sum(axis=0) > 1)
+    client = shuffled(rng, np.flatnonzero(spare.any(axis=1)).tolist())[0]
+    given = shuffled(rng, np.flatnonzero(spare[client]).tolist())[0]
+    held[client, given], held[client, missing] = False, True
+
+
+def _split_images(
+    drawn: list[tuple[int, ...]], images: Mapping[int, Sequence[int]], alpha: float, seed: int, task: int
+) -> list[dict[int, list[int]]]:
+    """The images of each client's classes when holders of a class do not share them."""
+    holders: dict[int, list[int]] = {}
+    for client, classes in enumerate(drawn):
+        for c in classes:
+            holders.setdefault(c, []).append(client)
+    owned: list[dict[int, list[int]]] = [{} for _ in drawn]
+    for c, clients in sorted(holders.items()):
+        parts = split(list(images[c]), len(clients), alpha, generator(seed, "plan", "images", task, c))
+        for client, mine in zip(clients, parts, strict=True):
+            owned[client][c] = mine
+    return owned
+
+
+def _select(
+    settings: "PlanSettings", tasks: int, arrivals: tuple[tuple[Arrival, ...], ...], seed: int
+) -> tuple[tuple[int, ...], ...]:
+    joined = np.array([a[0].round for a in arrivals])
+    selected = []
+    for number in range(tasks * settings.rounds):
+        present = np.flatnonzero(joined <= number).tolist()
+        if settings.selected > len(present):
+            raise HoldfastError(
+                f"plan.selected={settings.selected}, but round {number + 1} has only {len(present)} clients; "
+                "select fewer or raise plan.clients"
+            )
+        selected.append(tuple(draw(generator(seed, "plan", "selected", number), present, settings.selected)))
+    return tuple(selected)

@@ -1,0 +1,277 @@
+"""The table of contents: config -> plan -> rounds -> record."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import TextColumn
+from safetensors.torch import save
+
+from holdfast.config import Config, build_config, load_config, to_toml, to_tree
+from holdfast.data.augment import Transform
+from holdfast.data.images import DataSet
+from holdfast.data.schedule import Plan, make_plan
+from holdfast.data.sources import load_data
+from holdfast.engines.serial import Serial
+from holdfast.errors import HoldfastError
+from holdfast.federation.local import Preset, Training, World
+from holdfast.federation.server import Server
+from holdfast.files import write_atomic, write_json
+from holdfast.models.incremental import ModelSpec
+from holdfast.progress import progress_bar
+from holdfast.results import metrics
+from holdfast.results.plots import accuracy_curve
+from holdfast.results.record import Record, Result, read_result, write_result
+from holdfast.rounds import Federation, Round, play
+from holdfast.seeding import torch_generator
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: where it is and what it found."""
+
+    folder: Path
+    result: Result
+    fresh: bool  # False: it was there already
+
+
+def run(
+    config: Config | Path | str | Mapping[str, Any] | None = None, out: Path | str | None = None, **settings: Any
+) -> Result:
+    """Runs an experiment: `run("configs/demo.toml", method="fedavg", seed=1, train={"lr": 0.1})`."""
+    return run_to_folder(_as_config(config, settings), Path(out) if out else None).result
+
+
+def _as_config(config: Config | Path | str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Config:
+    if isinstance(config, Config):
+        if settings:
+            raise HoldfastError("a Config is complete; give settings beside a file or a dictionary only")
+        return config
+    flags: list[tuple[str, Any]] = []
+    for room, value in settings.items():
+        if isinstance(value, Mapping):
+            flags += [(f"{room}.{key}", inner) for key, inner in value.items()]
+        else:
+            flags.append(
+                ({"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}.get(room, room), value)
+            )
+    if isinstance(config, Mapping):
+        return build_config({**config, **dict(flags)}) if not flags else load_config(None, [*_flat(config), *flags])
+    return load_config(Path(config) if config else None, flags)
+
+
+def _flat(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for room, value in tree.items():
+        rows += (
+            [(f"{room}.{key}", inner) for key, inner in value.items()]
+            if isinstance(value, Mapping)
+            else [(room, value)]
+        )
+    return rows
+
+
+def run_to_folder(config: Config, out: Path | None = None) -> Run:
+    """Runs into a folder of its own; a run that is there already and complete is not computed again."""
+    folder = out or Path("runs") / run_name(config)
+    text = to_toml(config)
+    if _is_done(folder, text):
+        return Run(folder, read_result(folder), fresh=False)
+    data = load_data(config.data)
+    plan = plan_of(config, data)
+    with one_thread():
+        federation = build_federation(config, data, plan)
+        _prepare(folder, text)
+        write_json(folder / "plan.json", plan.to_json(data.classes))
+        rounds = _play(federation, folder)
+        write_model(folder / "model.safetensors", config, federation)
+    result = summarise(config, federation, rounds)
+    accuracy_curve(result, folder / "accuracy.png")
+    write_result(folder, result)
+    return Run(folder, result, fresh=True)
+
+
+def plan_of(config: Config, data: DataSet) -> Plan:
+    """The plan of a run, under its method's rules."""
+    images = {c: rows.tolist() for c, rows in data.train.by_class.items()}
+    return config.method.arrange(make_plan(config.plan, data.classes, images, config.seed))
+
+
+def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
+    """Server, clients and the world they share."""
+    device = choose_device(config.run.device)
+    spec = ModelSpec(config.model.name, config.model.norm, data.size)
+    model = config.method.build_model(spec, torch_generator(config.seed, "model")).to(device)
+    train = config.train
+    optimiser = Preset(**{field.name: getattr(train, field.name) for field in fields(Preset)})
+    world = World(
+        method=config.method,
+        plan=plan,
+        classes=data.classes,
+        train=data.train,
+        transform=Transform(data.mean, data.std, data.flip),
+        spec=spec,
+        training=Training(train.epochs, train.batch, optimiser),
+        memory=config.plan.memory,
+        seed=config.seed,
+        device=device,
+    )
+    return Federation(world, Server(config.method, model, config.seed), data.test, config.plan.growth, train.weighting)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise HoldfastError(f"unknown run.device={name!r}; use auto, cpu, cuda or cuda:<n>")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise HoldfastError(f"run.device={name!r}, but this machine has no such GPU; use auto or cpu")
+    return device
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """All work runs with one thread, so that every engine gives the same bits; restores what was before."""
+    threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
+    torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.deterministic = deterministic
+
+
+def run_name(config: Config) -> str:
+    """A folder name by which the same experiment is found again."""
+    tree = {room: values for room, values in to_tree(config).items() if room != "run"}
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{config.data.name}-{config.method.name}-seed{config.seed}-{digest}"
+
+
+def _is_done(folder: Path, text: str) -> bool:
+    """Is this very run complete in the folder? A folder with anything else in it is not ours to write to."""
+    if not folder.exists():
+        return False
+    mine = folder / "config.toml"
+    if mine.exists() and mine.read_text(encoding="utf-8") == text:
+        return (folder / "result.json").exists()
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise HoldfastError(f"{folder} holds something else already; choose another folder with --out")
+    return False
+
+
+def _prepare(folder: Path, text: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "config.toml", text.encode())
+    except OSError as error:
+        raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
+
+
+def _play(federation: Federation, folder: Path) -> list[Round]:
+    """Plays all rounds, recording each, with a bar that moves after every client."""
+    plan = federation.world.plan
+    rounds = []
+    with Record(folder) as record, progress_bar(TextColumn("{task.fields[note]}")) as bar:
+        task = bar.add_task(federation.world.method.name, total=sum(map(len, plan.selected)), note="")
+        for played in play(federation, Serial(), tick=lambda: bar.advance(task)):
+            record.write(played.line)
+            rounds.append(played)
+            bar.update(task, note=_note(played.line, plan))
+    return rounds
+
+
+def _note(line: Mapping[str, Any], plan: Plan) -> str:
+    where = f"task {line['task']}/{len(plan.tasks)}, round {line['round']}/{plan.rounds}"
+    return f"{where}, accuracy {line['accuracy']:.1%}"
+
+
+def summarise(config: Config, federation: Federation, rounds: list[Round]) -> Result:
+    """The result of a run from its rounds."""
+    plan = federation.world.plan
+    ends = [played for number, played in enumerate(rounds) if plan.ends_task(number)]
+    matrix = [played.line["task_accuracy"] for played in ends]
+    after = [played.line["accuracy"] for played in ends]
+    last = ends[-1]
+    worst, groups = _fairness(plan, last.counts)
+    return Result(
+        method=config.method.name,
+        dataset=config.data.name,
+        seed=config.seed,
+        task_sizes=[len(task) for task in plan.tasks],
+        accuracy_after_task=after,
+        accuracy_matrix=matrix,
+        average_accuracy=float(np.mean(after)),
+        last_accuracy=after[-1],
+        forgetting=metrics.forgetting(matrix),
+        macro_f1=last.line["macro_f1"],
+        macro_recall=last.line["macro_recall"],
+        worst_client=worst,
+        group_accuracy=groups,
+        bytes=_total_bytes(rounds),
+        seconds=_total_seconds(rounds),
+        confusion=last.counts.tolist(),
+        classes=[federation.world.classes[c] for c in plan.seen(plan.rounds - 1)],
+    )
+
+
+def _fairness(plan: Plan, counts: metrics.Counts) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Who is left behind: the worst client, and the mean of each group of the last task, on classes they have held."""
+    place = {c: i for i, c in enumerate(plan.seen(plan.rounds - 1))}
+    held = {client: plan.held(client, plan.rounds - 1) for client in range(len(plan.arrivals))}
+    scores = {
+        client: metrics.client_accuracy(counts, [place[c] for c in classes])
+        for client, classes in held.items()
+        if classes
+    }
+    worst = min(scores, key=lambda client: scores[client])
+    groups: dict[str, list[float]] = {"Zo": [], "Zn": [], "Za": []}
+    for client, score in scores.items():
+        groups[plan.group(client, len(plan.tasks) - 1)].append(score)
+    return {"client": worst, "accuracy": scores[worst]}, {
+        g: float(np.mean(s)) if s else None for g, s in groups.items()
+    }
+
+
+def _total_bytes(rounds: list[Round]) -> dict[str, dict[str, int]]:
+    total: dict[str, dict[str, int]] = {}
+    for played in rounds:
+        for channel, ways in played.line["bytes"].items():
+            for way, count in ways.items():
+                total.setdefault(channel, {}).setdefault(way, 0)
+                total[channel][way] += count
+    return total
+
+
+def _total_seconds(rounds: list[Round]) -> dict[str, float]:
+    phases = rounds[0].line["seconds"]
+    return {phase: round(sum(played.line["seconds"][phase] for played in rounds), 3) for phase in phases}
+
+
+def write_model(file: Path, config: Config, federation: Federation) -> None:
+    """The global model with all that is needed to use it, its class names first of all."""
+    world, registry = federation.world, federation.server.registry
+    facts = {
+        "classes": registry.names,
+        "growths": registry.growths,
+        "method": to_tree(config)["method"],
+        "backbone": world.spec.backbone,
+        "norm": world.spec.norm,
+        "image_size": world.spec.image_size,
+        "mean": world.transform.mean,
+        "std": world.transform.std,
+    }
+    weights = {name: tensor.cpu().contiguous() for name, tensor in federation.server.weights.items()}
+    write_atomic(file, save(weights, metadata={"holdfast": json.dumps(facts)}))

@@ -1,0 +1,1 @@
+"""Clients, the global server, and what passes between them."""

@@ -1,0 +1,107 @@
+"""What passes between server and clients, as values that serialise to safetensors with a JSON header, never pickle."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from safetensors.torch import load as _load_tensors
+from safetensors.torch import save as _save_tensors
+from torch import Tensor
+
+from holdfast.federation.registry import Registry
+
+Weights = Mapping[str, Tensor]
+
+
+def pack(kind: str, tensors: Weights, facts: Mapping[str, Any]) -> bytes:
+    """One safetensors blob; the facts travel as JSON in its metadata."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return _save_tensors(plain, metadata={"kind": kind, "facts": json.dumps(facts)})
+
+
+def unpack(kind: str, blob: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a blob that `pack` made."""
+    length = int.from_bytes(blob[:8], "little")
+    metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
+    if metadata["kind"] != kind:
+        raise ValueError(f"expected a {kind}, got a {metadata['kind']}")
+    return _load_tensors(blob), json.loads(metadata["facts"])
+
+
+def tensor_bytes(tensors: Weights) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+@dataclass(frozen=True)
+class Job:
+    """From the global server to a selected client: the model, and when this is."""
+
+    round: int
+    progress: float  # how much of the task's rounds is over
+    step: float  # how much of it this round is
+    registry: Registry
+    weights: Weights
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.weights)
+
+    def to_bytes(self) -> bytes:
+        facts = {
+            "round": self.round,
+            "progress": self.progress,
+            "step": self.step,
+            "names": self.registry.names,
+            "growths": self.registry.growths,
+        }
+        return pack("job", self.weights, facts)
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Job":
+        weights, facts = unpack("job", blob)
+        registry = Registry(tuple(facts["names"]), tuple(facts["growths"]))
+        return Job(facts["round"], facts["progress"], facts["step"], registry, weights)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """From a client back to the global server: its model and how it went; no weights if it had nothing to train on."""
+
+    weights: Weights = field(default_factory=dict)
+    samples: int = 0
+    losses: Mapping[str, float] = field(default_factory=dict)  # mean of each term over the round's batches
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.weights)
+
+    def to_bytes(self) -> bytes:
+        return pack("reply", self.weights, {"samples": self.samples, "losses": dict(self.losses)})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Reply":
+        weights, facts = unpack("reply", blob)
+        return Reply(weights, facts["samples"], facts["losses"])
+
+
+@dataclass(frozen=True)
+class State:
+    """What a client keeps between rounds: exemplars as image indices, and a method's own notes."""
+
+    client: int
+    memory: Mapping[int, Tensor] = field(default_factory=dict)  # class -> indices of its images, best exemplar first
+    stored: int = 0  # how many of the client's arrivals are in its memory
+    notes: Weights = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        tensors = {f"memory.{c}": rows for c, rows in self.memory.items()}
+        tensors |= {f"notes.{name}": tensor for name, tensor in self.notes.items()}
+        return pack("state", tensors, {"client": self.client, "stored": self.stored, "memory": list(self.memory)})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "State":
+        tensors, facts = unpack("state", blob)
+        memory = {c: tensors[f"memory.{c}"] for c in facts["memory"]}
+        notes = {name.removeprefix("notes."): t for name, t in tensors.items() if name.startswith("notes.")}
+        return State(facts["client"], memory, facts["stored"], notes)

@@ -1,0 +1,102 @@
+"""The global server: it grows the head, averages the clients' models and evaluates the result."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holdfast.data.augment import Transform
+from holdfast.data.images import ImageSet
+from holdfast.federation.messages import Reply, Weights
+from holdfast.federation.registry import Registry
+from holdfast.models.incremental import IncrementalModel
+from holdfast.seeding import torch_generator
+
+if TYPE_CHECKING:
+    from holdfast.methods.base import Method
+
+CHUNK = 256  # images a forward pass outside training; fixed, because the bits of a result may depend on it
+
+
+def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
+    """The mean of the clients' models: floats in float64 in client order, integer counters copied from the first."""
+    shares = [float(reply.samples) if weighting == "samples" else 1.0 for reply in replies]
+    total = sum(shares)
+    merged = {}
+    for name, first in replies[0].weights.items():
+        if not first.is_floating_point():
+            merged[name] = first.clone()
+            continue
+        mean = torch.zeros_like(first, dtype=torch.float64)
+        for reply, share in zip(replies, shares, strict=True):
+            mean.add_(reply.weights[name].double(), alpha=share)
+        merged[name] = mean.div_(total).to(first.dtype)
+    return merged
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode, without gradients, and back to what was before."""
+    before = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(before)
+
+
+class Server:
+    """Holds the global model and the registry of class names."""
+
+    def __init__(self, method: "Method", model: IncrementalModel, seed: int) -> None:
+        self.method, self.model, self.seed = method, model, seed
+        self.registry = Registry()
+
+    @property
+    def weights(self) -> Weights:
+        return self.model.state_dict()
+
+    def grow(self, names: tuple[str, ...]) -> None:
+        """Gives new class names their places; the server draws the new rows, so all clients start from the same."""
+        if names:
+            self.model.grow(len(names), torch_generator(self.seed, "growth", len(self.registry.growths)))
+            self.registry = self.registry.grown(names)
+
+    def aggregate(self, replies: Sequence[Reply], weighting: str) -> None:
+        """Replaces the model by the mean of those clients that trained; keeps it if none did."""
+        trained = [reply for reply in replies if reply.weights]
+        if trained:
+            self.model.load_state_dict(average(trained, weighting))
+
+    def confusion(self, test: ImageSet, transform: Transform, classes: tuple[str, ...], seen: Sequence[int]) -> Tensor:
+        """Counts (K, K + 1) over the test images of the seen classes: true class by predicted class, in their order.
+
+        Candidates are the seen classes that the head knows; the last column counts images without a candidate."""
+        rows = torch.cat([test.by_class[c] for c in seen])
+        truth = torch.repeat_interleave(torch.arange(len(seen)), torch.tensor([len(test.by_class[c]) for c in seen]))
+        positions = torch.tensor([self.registry.position.get(classes[c], -1) for c in seen])
+        asked = torch.nonzero(positions >= 0).flatten()
+        guess = torch.full_like(truth, len(seen))
+        if len(asked):
+            guess = asked[self.scores(test, transform, rows)[:, positions[asked]].argmax(dim=1)]
+        shape = (len(seen), len(seen) + 1)
+        return torch.bincount(truth * shape[1] + guess, minlength=shape[0] * shape[1]).view(shape)
+
+    def scores(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
+        """The method's scores (N, C) of these images, on the CPU."""
+        device = next(self.model.parameters()).device
+        with evaluating(self.model):
+            parts = [
+                self.method.predict(self.model, transform.plain(images.images[r].to(device))) for r in rows.split(CHUNK)
+            ]
+        return torch.cat(parts).cpu()
+
+    def features(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
+        """The features (N, d) of these images under the global model, on the CPU."""
+        device = next(self.model.parameters()).device
+        with evaluating(self.model):
+            parts = [self.model(transform.plain(images.images[r].to(device))).features for r in rows.split(CHUNK)]
+        return torch.cat(parts).cpu()

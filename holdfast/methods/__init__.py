@@ -1,0 +1,7 @@
+"""METHODS: an explicit table, name -> class."""
+
+from holdfast.methods.base import Method
+from holdfast.methods.fedavg import FedAvg
+from holdfast.methods.joint import Joint
+
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, Joint)}

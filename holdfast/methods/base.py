@@ -1,0 +1,60 @@
+"""Method: what a federated class-incremental learner may change. Its defaults are plain federated averaging."""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as settings
+from torch import Tensor
+
+from holdfast.data.schedule import Plan
+from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+
+STRICT = ConfigDict(extra="forbid")
+Losses = dict[str, Tensor]
+
+
+# methods.md, section 2.5: a softmax loss and a sigmoid loss averaged over classes differ in gradient scale.
+CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, milestones=(0.5, 0.75), gamma=0.1)
+
+
+@settings(frozen=True, config=STRICT)
+class Method:
+    """A learner; its fields are its hyper-parameters, and it overrides only what its paper changes."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]  # one line for `holdfast methods`
+    preset: ClassVar[Preset] = CE
+
+    # what the federation is made of
+
+    def arrange(self, plan: Plan) -> Plan:
+        """The plan under which this method lives; the given one, but for a ceiling that breaks the rules on purpose."""
+        return plan
+
+    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        return IncrementalModel(spec, rng)
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Does a client of this method keep exemplars of the classes it has learned?"""
+        return False
+
+    # on the client
+
+    def stages(self, local: Local) -> Iterable[Stage]:
+        """What a client optimises in a round: by default one stage over its data and its memory."""
+        yield local.stage(local.everything)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        """Named terms; their sum is minimised, each is recorded."""
+        raise NotImplementedError
+
+    # on the server
+
+    def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
+        """Scores (B, C) of normalised images; the highest is the prediction."""
+        logits: Tensor = model(images).logits
+        return logits

@@ -1,0 +1,28 @@
+"""Federated averaging (McMahan et al., 2017): local training with cross-entropy, then the mean of the models."""
+
+from typing import ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from holdfast.federation.local import Batch, Local
+from holdfast.losses import cross_entropy
+from holdfast.methods.base import STRICT, Losses, Method
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedAvg(Method):
+    """Nothing against forgetting but, if wanted, the exemplars. Without them a client that does not move on has nothing
+    to train on: it sends no model and is left out of the mean."""
+
+    name: ClassVar[str] = "fedavg"
+    about: ClassVar[str] = "federated averaging (McMahan et al., 2017); replay=true also trains on the exemplar memory"
+
+    replay: bool = Field(default=False, description="train on the exemplars of old classes too")
+
+    @property
+    def keeps_memory(self) -> bool:
+        return self.replay
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        return {"classification": cross_entropy(local.model(batch.images).logits, batch.labels)}

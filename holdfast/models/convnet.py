@@ -1,0 +1,29 @@
+"""The small network of the benchmark protocols: four convolutions and a 128-d feature."""
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.models.layers import conv, norm_layer
+
+
+class ConvNet(nn.Module):
+    """3x3 convolution, norm, ReLU and 2x2 max-pool, four times (32-64-128-128), then the mean over pixels."""
+
+    features = 128
+
+    def __init__(self, image_size: int, norm: str) -> None:
+        super().__init__()
+        widths = [3, 32, 64, 128, 128]
+        self.convs = nn.ModuleList(conv(a, b) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(norm_layer(norm, width) for width in widths[1:])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Images (B, 3, S, S) to features (B, 128) and the four stages' maps before their ReLU."""
+        maps = []
+        for convolve, normalise in zip(self.convs, self.norms, strict=True):
+            x = normalise(convolve(x))
+            maps.append(x)
+            x = F.max_pool2d(F.relu(x), 2)
+        return x.mean(dim=(2, 3)), maps

@@ -1,0 +1,39 @@
+"""What the networks share: normalisation layers and initialisation from our own generators."""
+
+import math
+
+import torch
+from torch import nn
+
+
+def norm_layer(kind: str, channels: int) -> nn.Module:
+    """BatchNorm, or GroupNorm with four channels or more a group."""
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(min(32, channels // 4), channels)
+
+
+def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, rng: torch.Generator) -> None:
+    """Fills every parameter and buffer: He's normal for convolutions, uniform for linear layers, identity for norms."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            fan_out = part.out_channels * part.kernel_size[0] * part.kernel_size[1]
+            part.weight.normal_(0.0, math.sqrt(2 / fan_out), generator=rng)
+        elif isinstance(part, nn.Linear):
+            bound = 1 / math.sqrt(part.in_features)
+            part.weight.uniform_(-bound, bound, generator=rng)
+            part.bias.uniform_(-bound, bound, generator=rng)
+        elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm):
+            part.weight.fill_(1.0)
+            part.bias.zero_()
+            if isinstance(part, nn.BatchNorm2d):
+                part.reset_running_stats()
+
+
+def materialise(module: nn.Module, rng: torch.Generator) -> None:
+    """Gives a module that was built on the meta device (which draws nothing) its memory and its first values."""
+    module.to_empty(device="cpu")
+    initialise(module, rng)

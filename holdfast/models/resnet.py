@@ -1,0 +1,57 @@
+"""ResNet-18 as the paper uses it: a 3x3 stem without pooling for small images, the usual 7x7 stem for large ones."""
+
+from itertools import pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.models.layers import conv, norm_layer
+
+SMALL = 64  # pixels; up to here the first layers keep the full resolution
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions around a shortcut; the result is returned before its ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = conv(inputs, outputs, stride=stride), norm_layer(norm, outputs)
+        self.conv2, self.norm2 = conv(outputs, outputs), norm_layer(norm, outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(conv(inputs, outputs, size=1, stride=stride), norm_layer(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        total: Tensor = inner + self.shortcut(x)
+        return total
+
+
+class ResNet18(nn.Module):
+    """Four stages of two blocks, 64 to 512 channels, and a 512-d mean-pooled feature."""
+
+    features = 512
+
+    def __init__(self, image_size: int, norm: str) -> None:
+        super().__init__()
+        self.large = image_size > SMALL
+        self.stem = conv(3, 64, size=7, stride=2) if self.large else conv(3, 64)
+        self.stem_norm = norm_layer(norm, 64)
+        widths = [64, 64, 128, 256, 512]
+        self.stages = nn.ModuleList(
+            nn.ModuleList([Block(a, b, 1 if i == 0 else 2, norm), Block(b, b, 1, norm)])
+            for i, (a, b) in enumerate(pairwise(widths))
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Images (B, 3, S, S) to features (B, 512) and the four stages' maps before their last ReLU."""
+        x = F.relu(self.stem_norm(self.stem(x)))
+        if self.large:
+            x = F.max_pool2d(x, 3, stride=2, padding=1)
+        maps = []
+        for stage in self.stages:
+            for block in stage:  # type: ignore[attr-defined]
+                pre = block(x)
+                x = F.relu(pre)
+            maps.append(pre)
+        return x.mean(dim=(2, 3)), maps

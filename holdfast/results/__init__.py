@@ -1,0 +1,1 @@
+"""Records of runs, and all that is read out of them."""

@@ -1,0 +1,51 @@
+"""Numbers from confusion counts (K, K + 1): true class by predicted class, the last column for no prediction."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+Matrix = list[list[float]]
+
+
+def accuracy(counts: Counts) -> float:
+    return float(np.trace(counts) / counts.sum())
+
+
+def class_recall(counts: Counts) -> NDArray[np.float64]:
+    """The share of each class's images that is recognised (K,)."""
+    recall: NDArray[np.float64] = np.diag(counts) / counts.sum(axis=1)
+    return recall
+
+
+def macro_recall(counts: Counts) -> float:
+    return float(class_recall(counts).mean())
+
+
+def macro_f1(counts: Counts) -> float:
+    """The mean over classes of 2TP / (2TP + FP + FN); 0 for a class that is neither there nor predicted."""
+    hits = np.diag(counts)
+    both = counts.sum(axis=1) + counts[:, :-1].sum(axis=0)  # 2TP + FP + FN
+    return float(np.divide(2 * hits, both, out=np.zeros(len(hits)), where=both > 0).mean())
+
+
+def task_accuracy(counts: Counts, sizes: Sequence[int]) -> list[float]:
+    """The accuracy on each task's test images, for tasks of these many classes."""
+    ends = np.cumsum(sizes)
+    rows = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    hits = np.diag(counts)
+    return [float(hits[r].sum() / counts[r].sum()) for r in rows]
+
+
+def forgetting(matrix: Matrix) -> float | None:
+    """Best accuracy before the end minus accuracy at the end, averaged over old tasks; row t: after task t + 1."""
+    last = len(matrix) - 1
+    if last < 1:
+        return None
+    return float(np.mean([max(matrix[t][k] for t in range(k, last)) - matrix[last][k] for k in range(last)]))
+
+
+def client_accuracy(counts: Counts, held: Sequence[int]) -> float:
+    """The accuracy on the test images of the classes that a client has held."""
+    return float(np.diag(counts)[held].sum() / counts[held].sum())

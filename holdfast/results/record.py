@@ -1,0 +1,82 @@
+"""The run folder: an append-only record, one line a round, and the result that is computed from it."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.files import write_json
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found. Accuracies are between 0 and 1."""
+
+    method: str
+    dataset: str
+    seed: int
+    task_sizes: list[int]
+    accuracy_after_task: list[float]  # on all seen classes
+    accuracy_matrix: list[list[float]]  # row: after which task; column: on which task
+    average_accuracy: float  # over tasks, the first included
+    last_accuracy: float
+    forgetting: float | None  # None with a single task
+    macro_f1: float
+    macro_recall: float
+    worst_client: dict[str, float]  # client, accuracy: on the classes it has held
+    group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
+    bytes: dict[str, dict[str, int]]  # channel -> down, up
+    seconds: dict[str, float]  # phase -> seconds
+    confusion: list[list[int]]  # at the end: true by predicted class, in head order; last column: none predicted
+    classes: list[str]  # the names that belong to it
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Record:
+    """Writes the lines of a run as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = open(folder / "record.jsonl", "w", encoding="utf-8")  # noqa: SIM115
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def read_record(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's record."""
+    return [json.loads(line) for line in _read(folder, "record.jsonl").splitlines()]
+
+
+def write_result(folder: Path, result: Result) -> None:
+    write_json(folder / "result.json", result.to_json())
+
+
+def read_result(folder: Path) -> Result:
+    """The result of a finished run."""
+    try:
+        return Result(**json.loads(_read(folder, "result.json")))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise HoldfastError(
+            f"{folder / 'result.json'} is damaged: {error}; run it again into another folder"
+        ) from error
+
+
+def _read(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise HoldfastError(
+            f"{folder} is not the folder of a finished run: cannot read {name} there ({error.strerror})"
+        ) from error

@@ -1,0 +1,163 @@
+"""The only round loop. It knows roles, never methods."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from holdfast.data.images import ImageSet
+from holdfast.engines import Engine
+from holdfast.federation.client import ClientWork, remember
+from holdfast.federation.local import World
+from holdfast.federation.messages import Job, Reply, State
+from holdfast.federation.server import Server
+from holdfast.federation.transition import Told
+from holdfast.results import metrics
+from holdfast.results.metrics import Counts
+
+
+@dataclass
+class Federation:
+    """The server, the clients' states, and the world they live in."""
+
+    world: World
+    server: Server
+    test: ImageSet
+    growth: str  # schedule or announce
+    weighting: str
+    detector: Told = field(default_factory=Told)
+    states: dict[int, State] = field(default_factory=dict)
+    announced: tuple[str, ...] = ()
+
+    def state(self, client: int) -> State:
+        return self.states.get(client) or State(client)
+
+    def store(self, states: Sequence[State]) -> None:
+        self.states.update((state.client, state) for state in states)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round leaves behind: a line for the record, and the counts it was made from."""
+
+    line: dict[str, Any]
+    counts: Counts
+
+
+def play(federation: Federation, engine: Engine, tick: Callable[[], None] = lambda: None) -> Iterator[Round]:
+    """Plays the plan's rounds one by one; `tick` is called after every client's work."""
+    work = ClientWork(federation.world)
+    for number in range(federation.world.plan.rounds):
+        yield _round(federation, engine, work, number, tick)
+
+
+def _round(federation: Federation, engine: Engine, work: ClientWork, number: int, tick: Callable[[], None]) -> Round:
+    plan, server = federation.world.plan, federation.server
+    clock = Clock()
+    with clock("grow"):
+        grown = _grow(federation, number)
+    with clock("observe"):
+        noticed = federation.detector.noticed(plan, number)
+        _remember(federation, noticed, {c: plan.current(c, number) for c in noticed})
+    with clock("train"):
+        selected = plan.selected[number]
+        job = _job(federation, number)
+        replies = []
+        for state, reply in engine.map(work, [federation.state(c) for c in selected], [job] * len(selected)):
+            federation.store([state])
+            replies.append(reply)
+            tick()
+    with clock("aggregate"):
+        server.aggregate(replies, federation.weighting)
+    with clock("remember"):
+        if plan.ends_task(number):
+            present = plan.present(number)
+            _remember(federation, present, {c: plan.current(c, number) + 1 for c in present})
+    with clock("evaluate"):
+        seen = plan.seen(number)
+        world = federation.world
+        counts = server.confusion(federation.test, world.transform, world.classes, seen).numpy()
+    line = {
+        "round": number + 1,
+        "task": plan.task_of_round(number) + 1,
+        "classes_seen": len(seen),
+        **_scores(federation, number, counts),
+        "losses": _mean_losses(replies),
+        "selected": list(selected),
+        "trained": [c for c, reply in zip(selected, replies, strict=True) if reply.weights],
+        "grown": list(grown),
+        "detector": {"arrivals": len(plan.arriving.get(number, [])), "noticed": len(noticed)},
+        "bytes": {"server": {"down": job.size * len(selected), "up": sum(reply.size for reply in replies)}},
+        "seconds": clock.seconds,
+    }
+    return Round(line, counts)
+
+
+def _grow(federation: Federation, number: int) -> tuple[str, ...]:
+    """Grows the head by what the schedule says, or by what clients announced in the round before."""
+    plan, server, classes = federation.world.plan, federation.server, federation.world.classes
+    if federation.growth == "schedule":
+        names = server.registry.unknown(classes[c] for when, new in plan.growths if when == number for c in new)
+        server.grow(names)
+        return names
+    names = federation.announced
+    server.grow(names)
+    arrived = (classes[c] for _, arrival in plan.arriving.get(number, []) for c in arrival.classes)
+    federation.announced = server.registry.unknown(arrived)
+    return names
+
+
+def _remember(federation: Federation, clients: Sequence[int], upto: dict[int, int]) -> None:
+    """Puts what these clients have finished learning into their memories, if the method keeps any."""
+    world = federation.world
+    behind = [state for state in map(federation.state, clients) if state.stored < upto[state.client]]
+    if not world.method.keeps_memory or not behind:
+        return
+
+    def features(rows: Tensor) -> Tensor:
+        return federation.server.features(world.train, world.transform, rows)
+
+    federation.store(remember(world, behind, upto, features))
+
+
+def _job(federation: Federation, number: int) -> Job:
+    rounds = federation.world.plan.rounds_per_task
+    step = 1 / rounds
+    weights = {name: tensor.clone() for name, tensor in federation.server.weights.items()}
+    return Job(number, (number % rounds) * step, step, federation.server.registry, weights)
+
+
+def _scores(federation: Federation, number: int, counts: Counts) -> dict[str, Any]:
+    plan = federation.world.plan
+    sizes = [len(task) for task in plan.tasks[: plan.task_of_round(number) + 1]]
+    return {
+        "accuracy": metrics.accuracy(counts),
+        "macro_f1": metrics.macro_f1(counts),
+        "macro_recall": metrics.macro_recall(counts),
+        "task_accuracy": metrics.task_accuracy(counts, sizes),
+    }
+
+
+def _mean_losses(replies: Sequence[Reply]) -> dict[str, float]:
+    """Each term's mean over the clients that have it."""
+    terms: dict[str, list[float]] = {}
+    for reply in replies:
+        for name, value in reply.losses.items():
+            terms.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in terms.items()}
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self.seconds[phase] = round(perf_counter() - start, 4)
