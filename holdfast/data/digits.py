@@ -7,7 +7,6 @@ from sklearn.datasets import load_digits
 CLASSES = tuple("0123456789")
 MEAN = (0.31, 0.31, 0.31)
 STD = (0.38, 0.38, 0.38)
-FLIP = False  # a mirrored 2 is no 2
 
 BRIGHTEST = 16  # the largest value of a pixel in scikit-learn's images
 

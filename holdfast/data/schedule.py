@@ -22,8 +22,13 @@ class Arrival:
     """From `round` on, a client's current data is this and nothing else."""
 
     round: int
-    classes: tuple[int, ...]  # empty: the old data is gone and none has come
+    classes: tuple[int, ...]
     images: tuple[int, ...] | None = None  # None: every training image of these classes
+
+    @property
+    def is_new(self) -> bool:
+        """Did anything come? If not, the old data is gone; an uneven deal may still bring no image of a drawn class."""
+        return bool(self.classes) or self.images is not None
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Plan:
             return ""
         if task and self.arrivals[client][0].round >= first:
             return "Za"
-        return "Zn" if any(first <= a.round <= last and a.classes for a in self.arrivals[client]) else "Zo"
+        return "Zn" if any(first <= a.round <= last and a.is_new for a in self.arrivals[client]) else "Zo"
 
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """The plan as plain values, with class names for people."""

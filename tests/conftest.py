@@ -1,0 +1,31 @@
+"""What the tests share: small data sets and federations that train in seconds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests draw and decode into a cache of their own, never the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def small() -> dict[str, object]:
+    """Settings of a federation with three tasks, newcomers and stayers that trains in a second or two."""
+    return {
+        "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
+        "plan": {"tasks": 3, "clients": 5, "join_per_task": 2, "selected": 3, "rounds": 2, "move_on": 0.7, "memory": 12},
+        "train": {"epochs": 1, "batch": 16},
+    }
