@@ -2,7 +2,6 @@
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 CLASSES = tuple("0123456789")
 MEAN = (0.31, 0.31, 0.31)
@@ -13,6 +12,8 @@ BRIGHTEST = 16  # the largest value of a pixel in scikit-learn's images
 
 def load(size: int) -> dict[str, np.ndarray]:
     """Of each digit the first four fifths train, the rest test; images (N, 3, size, size) uint8."""
+    from sklearn.datasets import load_digits  # here, because it takes seconds that other data sets need not wait
+
     digits = load_digits()
     by_class = [np.flatnonzero(digits.target == c) for c in range(len(CLASSES))]
     train = np.concatenate([rows[: len(rows) * 4 // 5] for rows in by_class])

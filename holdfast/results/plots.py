@@ -4,9 +4,6 @@ from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from holdfast.files import write_atomic
 from holdfast.results.record import Result
 
@@ -15,9 +12,10 @@ INK, FAINT = "#1f3b4d", "#c9d3da"
 
 def accuracy_curve(result: Result, file: Path) -> None:
     """Accuracy on all seen classes after each task, over the accuracy on each task by itself."""
+    from matplotlib.figure import Figure  # here, because it takes a second that most commands need not wait
+
     seen = list(accumulate(result.task_sizes))
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for k in range(len(seen)):
         rows = result.accuracy_matrix[k:]

@@ -1,0 +1,48 @@
+"""Metrics against scikit-learn and numbers by hand."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score, recall_score
+
+from holdfast.results import metrics
+
+
+def case(seed: int, balanced: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(6), 20) if balanced else rng.integers(0, 6, 120)
+    truth = np.concatenate([truth, np.arange(6)])
+    guess = np.where(rng.random(len(truth)) < 0.5, truth, rng.integers(0, 5, len(truth)))  # class 5 is rarely guessed
+    counts = np.zeros((6, 7), dtype=np.int64)
+    np.add.at(counts, (truth, guess), 1)
+    return truth, guess, counts
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("balanced", [True, False])
+def test_scores_equal_scikit_learns(seed: int, balanced: bool) -> None:
+    truth, guess, counts = case(seed, balanced)
+    assert metrics.accuracy(counts) == pytest.approx(accuracy_score(truth, guess))
+    assert metrics.macro_f1(counts) == pytest.approx(f1_score(truth, guess, average="macro", zero_division=0))
+    assert metrics.macro_recall(counts) == pytest.approx(recall_score(truth, guess, average="macro"))
+    if balanced:
+        assert metrics.macro_recall(counts) == pytest.approx(metrics.accuracy(counts))
+
+
+def test_images_without_a_prediction_count_as_wrong() -> None:
+    counts = np.array([[3, 1, 0], [0, 0, 4]])
+    assert metrics.accuracy(counts) == 3 / 8
+    assert metrics.class_recall(counts).tolist() == [0.75, 0.0]
+    assert metrics.macro_f1(counts) == pytest.approx((6 / 7 + 0) / 2)
+
+
+def test_task_accuracy_and_client_accuracy() -> None:
+    counts = np.array([[4, 0, 0, 0], [2, 2, 0, 0], [1, 0, 7, 0]])
+    assert metrics.task_accuracy(counts, [2, 1]) == [6 / 8, 7 / 8]
+    assert metrics.client_accuracy(counts, [0, 2]) == 11 / 12
+
+
+def test_forgetting_is_best_before_minus_final_over_old_tasks() -> None:
+    matrix = [[0.9], [0.95, 0.8], [0.5, 0.6, 0.7]]
+    assert metrics.forgetting(matrix) == pytest.approx(((0.95 - 0.5) + (0.8 - 0.6)) / 2)
+    assert metrics.forgetting([[0.9], [0.95, 0.8]]) == pytest.approx(-0.05)  # a task can gain
+    assert metrics.forgetting([[0.9]]) is None

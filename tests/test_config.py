@@ -1,0 +1,120 @@
+"""Settings: read, laid over each other, refused, written back."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import describe, load_config, parse_setting, to_toml
+from holdfast.errors import HoldfastError
+from holdfast.methods import METHODS
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_flags_lie_over_the_methods_table_and_that_over_the_file(tmp_path: Path) -> None:
+    text = """
+    [train]
+    lr = 0.3
+    epochs = 7
+    [for.joint]
+    train.lr = 0.2
+    train.batch = 9
+    [for.fedavg]
+    method.replay = true
+    """
+    file = write(tmp_path, text)
+    joint = load_config(file, [("method.name", "joint"), ("train.batch", 4)])
+    assert (joint.train.lr, joint.train.epochs, joint.train.batch) == (0.2, 7, 4)
+    plain = load_config(file)
+    assert (plain.train.lr, plain.train.batch) == (0.3, 128)
+    assert plain.method.keeps_memory
+
+
+def test_what_is_not_given_comes_from_the_preset_and_the_data_set() -> None:
+    config = load_config(None, [("data.name", "digits")])
+    assert (config.train.lr, config.train.momentum, config.data.size, config.data.classes) == (0.1, 0.9, 32, None)
+    assert load_config().data.classes == 25
+
+
+def test_the_written_config_is_read_back_as_it_was(tmp_path: Path) -> None:
+    settings = [("plan.order", ["a \"quoted\" name", "ü\x7f", "🐭"]), ("plan.tasks", [1, 2]), ("method.replay", True)]
+    config = load_config(None, settings)
+    assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("train.lr=0.5", "train.lr", 0.5),
+        ("plan.tasks=[1, 2]", "plan.tasks", [1, 2]),
+        ("plan.join=irregular", "plan.join", "irregular"),
+        ("method.replay=true", "method.replay", True),
+        ("data.path=/a/b=c.zip", "data.path", "/a/b=c.zip"),
+    ],
+)
+def test_settings_on_the_command_line(text: str, key: str, value: object) -> None:
+    assert parse_setting(text) == (key, value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ([("method.name", "fedavgg")], "did you mean 'fedavg'?"),
+        ([("data.name", "glyps")], "did you mean 'glyphs'?"),
+        ([("model.name", "resnet")], "did you mean 'resnet18'?"),
+        ([("train.epoch", 3)], "did you mean 'epochs'?"),
+        ([("trian.epochs", 3)], "did you mean 'train'?"),
+        ([("method.replays", True)], "did you mean 'replay'?"),
+        ([("train.lr", -1)], "train.lr = -1"),
+        ([("train.lr", "fast")], "train.lr = 'fast'"),
+        ([("train.batch", 0)], "train.batch = 0"),
+        ([("plan.clients", -3)], "plan.clients = -3"),
+        ([("plan.clients", 10**9)], "plan.clients"),
+        ([("plan.rounds", 10**12)], "plan.rounds"),
+        ([("plan.class_share", 1.5)], "plan.class_share = 1.5"),
+        ([("plan.join", "late")], "plan.join = 'late'"),
+        ([("data.size", 4)], "data.size = 4"),
+        ([("data.size", 10**6)], "data.size"),
+        ([("seed", -1)], "seed = -1"),
+        ([("train", 3)], "train = 3 should be a table"),
+        ([("train.lr.x", 3)], "train.lr"),
+    ],
+)
+def test_mistakes_are_named_in_one_sentence(settings: list[tuple[str, object]], says: str) -> None:
+    with pytest.raises(HoldfastError) as error:
+        load_config(None, settings)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("x = ", "is not TOML"), ("[for.lgaa]\ntrain.lr = 1.0", "unknown method 'lgaa'"), ("colour = 1", "unknown setting 'colour'")],
+)
+def test_mistakes_in_files(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(HoldfastError, match="unknown|not TOML") as error:
+        load_config(write(tmp_path, text))
+    assert says in str(error.value)
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="cannot read the config"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_every_setting_is_described() -> None:
+    rows = describe()
+    assert all(about for _, _, about in rows), [name for name, _, about in rows if not about]
+    assert {"plan.memory", "train.lr", "data.first_class", "method (fedavg).replay"} <= {name for name, _, _ in rows}
+
+
+def test_every_example_config_is_valid() -> None:
+    examples = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
+    assert examples
+    for file in examples:
+        for method in METHODS:
+            load_config(file, [("method.name", method)])
