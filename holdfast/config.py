@@ -88,10 +88,11 @@ class TrainSettings:
     lr: Annotated[float, Field(gt=0, le=100)] | None = _setting(None, "learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = _setting(None, "momentum of SGD")
     weight_decay: Annotated[float, Field(ge=0, le=1)] | None = _setting(None, "weight decay of SGD")
+    schedule: Literal["cosine", "steps"] | None = _setting(None, "how the learning rate falls in the course of a task")
     milestones: list[Annotated[float, Field(ge=0, le=1)]] | None = _setting(
-        None, "parts of a task after which the learning rate drops"
+        None, "steps: the parts of a task after which the learning rate drops"
     )
-    gamma: Annotated[float, Field(gt=0, le=1)] | None = _setting(None, "factor of each drop")
+    gamma: Annotated[float, Field(gt=0, le=1)] | None = _setting(None, "steps: the factor of each drop")
     weighting: Literal["uniform", "samples"] = _setting("uniform", "weights of the clients in the average")
 
 

@@ -207,7 +207,7 @@ def summarise(config: Config, federation: Federation, rounds: list[Round]) -> Re
     last = ends[-1]
     worst, groups = _fairness(plan, last.counts)
     return Result(
-        method=config.method.name,
+        method=config.method.label,
         dataset=config.data.name,
         seed=config.seed,
         task_sizes=[len(task) for task in plan.tasks],

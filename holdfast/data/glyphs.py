@@ -63,15 +63,16 @@ FACES = (
     "STIXGeneralBol",
 )
 
-MEAN = (0.5, 0.5, 0.5)
-STD = (0.34, 0.34, 0.34)
+MEAN = (0.23, 0.23, 0.23)
+STD = (0.21, 0.21, 0.21)
 
 MIN_SIZE = 16
 OVERSAMPLING = 4  # drawn this much larger, then shrunk, for clean edges
 MARGIN = 0.03  # of the image's side, left free all round
-EXTENT = (0.62, 0.94)  # the longer side of the turned glyph, as a part of the image's side
+EXTENT = (0.5, 0.8)  # the longer side of the turned glyph, as a part of the image's side
 MAX_ANGLE = math.radians(15)
-DARK, LIGHT, TINT = (0.0, 0.3), (0.7, 1.0), 0.15  # ink and paper differ by at least 0.4 in their mean over the channels
+# Light ink on dark paper, so that the black border of a random crop belongs to the paper; at least 0.3 apart.
+PAPER, INK, TINT = (0.0, 0.3), (0.6, 1.0), 0.15
 MAX_NOISE = 0.06
 MANY = 3000  # images that take long enough to deserve a progress bar
 
@@ -118,12 +119,12 @@ def _with_bar(characters: list[str], per_class: int) -> Iterator[tuple[int, str]
 
 def _images_of(character: str, split: str, number: int, size: int, seed: int) -> NDArray[np.uint8]:
     """(N, 3, S, S): the first `number` images of one character in one split."""
-    chance = generator(seed, "glyphs", character, split).random((number, 15))  # a row an image: more rows, same start
+    chance = generator(seed, "glyphs", character, split).random((number, 14))  # a row an image: more rows, same start
     noise = generator(seed, "glyphs", character, split, "noise").standard_normal((number, 3, size, size), np.float32)
     ink = np.stack([_place(character, size, row) for row in chance[:, :5]])  # (N, S, S), 1 where the glyph is
-    ink_colour, paper = _colours(chance[:, 5:14])  # (N, 3) each
+    ink_colour, paper = _colours(chance[:, 5:13])  # (N, 3) each
     pixels = paper[:, :, None, None] + ink[:, None] * (ink_colour - paper)[:, :, None, None]  # (N, 3, S, S)
-    pixels += noise * (MAX_NOISE * chance[:, 14, None, None, None]).astype(np.float32)
+    pixels += noise * (MAX_NOISE * chance[:, 13, None, None, None]).astype(np.float32)
     return np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
 
 
@@ -157,13 +158,12 @@ def _between(bounds: tuple[float, float], chance: float) -> float:
 
 
 def _colours(chance: Numbers) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """(N, 3) ink and (N, 3) paper from (N, 9) numbers in [0, 1): one dark, one light, both slightly tinted."""
+    """(N, 3) ink and (N, 3) paper from (N, 8) numbers in [0, 1), both slightly tinted."""
     tint = TINT * (2 * chance[:, :6].reshape(-1, 2, 3) - 1)
     tint -= tint.mean(2, keepdims=True)  # a tint moves the hue but not the contrast
-    grey = np.stack([DARK[0] + (DARK[1] - DARK[0]) * chance[:, 6], LIGHT[0] + (LIGHT[1] - LIGHT[0]) * chance[:, 7]], 1)
-    pair = np.clip(grey[:, :, None] + tint, 0, 1).astype(np.float32)  # (N, dark or light, 3)
-    dark_ink = chance[:, 8, None] < 0.5
-    return np.where(dark_ink, pair[:, 0], pair[:, 1]), np.where(dark_ink, pair[:, 1], pair[:, 0])
+    grey = np.stack([INK[0] + (INK[1] - INK[0]) * chance[:, 6], PAPER[0] + (PAPER[1] - PAPER[0]) * chance[:, 7]], 1)
+    pair = np.clip(grey[:, :, None] + tint, 0, 1).astype(np.float32)  # (N, ink or paper, 3)
+    return pair[:, 0], pair[:, 1]
 
 
 @cache

@@ -1,5 +1,6 @@
 """What a method sees on a client while it works on a job: data, memory, model, batches and its own chance."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +28,9 @@ class Preset:
     lr: float
     momentum: float
     weight_decay: float
-    milestones: tuple[float, ...]
-    gamma: float
+    schedule: str  # cosine, or steps: times gamma at each milestone
+    milestones: tuple[float, ...] = ()
+    gamma: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Training:
 
     def rate(self, progress: float) -> float:
         """The learning rate when this part of the task is over."""
+        if self.optimiser.schedule == "cosine":
+            return self.optimiser.lr * (1 + math.cos(math.pi * progress)) / 2
         drops = sum(progress >= milestone - 1e-9 for milestone in self.optimiser.milestones)
         return self.optimiser.lr * self.optimiser.gamma**drops
 

@@ -17,16 +17,17 @@ Weights = Mapping[str, Tensor]
 def pack(kind: str, tensors: Weights, facts: Mapping[str, Any]) -> bytes:
     """One safetensors blob; the facts travel as JSON in its metadata."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return _save_tensors(plain, metadata={"kind": kind, "facts": json.dumps(facts)})
+    # One entry of metadata, because the order of several is not the same from call to call.
+    return _save_tensors(plain, metadata={"holdfast": json.dumps({"kind": kind, **facts})})
 
 
 def unpack(kind: str, blob: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a blob that `pack` made."""
     length = int.from_bytes(blob[:8], "little")
-    metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
-    if metadata["kind"] != kind:
-        raise ValueError(f"expected a {kind}, got a {metadata['kind']}")
-    return _load_tensors(blob), json.loads(metadata["facts"])
+    facts = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["holdfast"])
+    if facts["kind"] != kind:
+        raise ValueError(f"expected a {kind}, got a {facts['kind']}")
+    return _load_tensors(blob), facts
 
 
 def tensor_bytes(tensors: Weights) -> int:

@@ -1,6 +1,7 @@
 """Method: what a federated class-incremental learner may change. Its defaults are plain federated averaging."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ Losses = dict[str, Tensor]
 
 
 # methods.md, section 2.5: a softmax loss and a sigmoid loss averaged over classes differ in gradient scale.
-CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, milestones=(0.5, 0.75), gamma=0.1)
+CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, schedule="cosine")
 
 
 @settings(frozen=True, config=STRICT)
@@ -27,6 +28,12 @@ class Method:
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `holdfast methods`
     preset: ClassVar[Preset] = CE
+
+    @property
+    def label(self) -> str:
+        """The name with those hyper-parameters that are not at their defaults."""
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     # what the federation is made of
 

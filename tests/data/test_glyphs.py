@@ -145,10 +145,10 @@ def test_every_face_of_every_character_is_legible_and_inside_the_image() -> None
 
 
 def test_ink_and_paper_always_contrast() -> None:
-    ink, paper = glyphs._colours(np.random.default_rng(0).random((2000, 9)))
-    contrast = (ink - paper).mean(1)
-    assert np.abs(contrast).min() > 0.35
-    assert 0.4 < (contrast > 0).mean() < 0.6  # light on dark as often as dark on light
+    ink, paper = glyphs._colours(np.random.default_rng(0).random((2000, 8)))
+    contrast = (ink - paper).mean(1)  # light on dark
+    assert contrast.min() > 0.25
+    assert contrast.std() > 0.1
 
 
 def test_no_image_is_blank() -> None:
