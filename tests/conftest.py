@@ -26,6 +26,14 @@ def small() -> dict[str, object]:
     """Settings of a federation with three tasks, newcomers and stayers that trains in a second or two."""
     return {
         "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
-        "plan": {"tasks": 3, "clients": 5, "join_per_task": 2, "selected": 3, "rounds": 2, "move_on": 0.7, "memory": 12},
+        "plan": {
+            "tasks": 3,
+            "clients": 5,
+            "join_per_task": 2,
+            "selected": 3,
+            "rounds": 2,
+            "move_on": 0.7,
+            "memory": 12,
+        },
         "train": {"epochs": 1, "batch": 16},
     }

@@ -41,7 +41,7 @@ def test_what_is_not_given_comes_from_the_preset_and_the_data_set() -> None:
 
 
 def test_the_written_config_is_read_back_as_it_was(tmp_path: Path) -> None:
-    settings = [("plan.order", ["a \"quoted\" name", "ü\x7f", "🐭"]), ("plan.tasks", [1, 2]), ("method.replay", True)]
+    settings = [("plan.order", ['a "quoted" name', "ü\x7f", "🐭"]), ("plan.tasks", [1, 2]), ("method.replay", True)]
     config = load_config(None, settings)
     assert load_config(write(tmp_path, to_toml(config))) == config
 
@@ -93,7 +93,11 @@ def test_mistakes_are_named_in_one_sentence(settings: list[tuple[str, object]], 
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("x = ", "is not TOML"), ("[for.lgaa]\ntrain.lr = 1.0", "unknown method 'lgaa'"), ("colour = 1", "unknown setting 'colour'")],
+    [
+        ("x = ", "is not TOML"),
+        ("[for.lgaa]\ntrain.lr = 1.0", "unknown method 'lgaa'"),
+        ("colour = 1", "unknown setting 'colour'"),
+    ],
 )
 def test_mistakes_in_files(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(HoldfastError, match="unknown|not TOML") as error:

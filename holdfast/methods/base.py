@@ -1,12 +1,12 @@
 """Method: what a federated class-incremental learner may change. Its defaults are plain federated averaging."""
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import ClassVar
 
 import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as settings
+from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from holdfast.data.schedule import Plan
@@ -32,8 +32,9 @@ class Method:
     @property
     def label(self) -> str:
         """The name with those hyper-parameters that are not at their defaults."""
-        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+        known: dict[str, FieldInfo] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
+        changed = {key: getattr(self, key) for key, info in known.items() if getattr(self, key) != info.default}
+        return " ".join([self.name, *(key if value is True else f"{key}={value}" for key, value in changed.items())])
 
     # what the federation is made of
 

@@ -61,5 +61,9 @@ def test_only_data_that_may_be_mirrored_is(flip: bool) -> None:
 
 
 def test_the_result_is_channels_last() -> None:
-    assert Transform(MEAN, STD, True).augmented(images(), torch_generator(0)).is_contiguous(memory_format=torch.channels_last)
+    assert (
+        Transform(MEAN, STD, True)
+        .augmented(images(), torch_generator(0))
+        .is_contiguous(memory_format=torch.channels_last)
+    )
     assert Transform(MEAN, STD, True).plain(images()).is_contiguous(memory_format=torch.channels_last)

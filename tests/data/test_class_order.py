@@ -42,7 +42,9 @@ def test_lists_by_index_and_by_name() -> None:
     assert class_order(["c", "a", "b"], ["a", "b", "c"]) == [2, 0, 1]
 
 
-@pytest.mark.parametrize("order", ["icarl", "random", "random:x", "alphabetic", [0, 1], [0, 1, 1], [0, 1, 3], ["a", "b", "d"]])
+@pytest.mark.parametrize(
+    "order", ["icarl", "random", "random:x", "alphabetic", [0, 1], [0, 1, 1], [0, 1, 3], ["a", "b", "d"]]
+)
 def test_impossible_orders_are_refused(order: str | list[int] | list[str]) -> None:
     with pytest.raises(HoldfastError, match=r"plan\.order"):
         class_order(order, ["a", "b", "c"])

@@ -14,7 +14,9 @@ def brute_force(features: torch.Tensor, count: int) -> list[int]:
     chosen: list[int] = []
     for k in range(1, count + 1):
         distances = {
-            i: float((unit.mean(0) - (unit[[*chosen, i]].sum(0) / k)).norm()) for i in range(len(unit)) if i not in chosen
+            i: float((unit.mean(0) - (unit[[*chosen, i]].sum(0) / k)).norm())
+            for i in range(len(unit))
+            if i not in chosen
         }
         chosen.append(min(distances, key=lambda i: distances[i]))
     return chosen

@@ -174,7 +174,11 @@ def test_same_seed_same_plan_in_another_process() -> None:
         "print(json.dumps(plan(20, seed=7, tasks=4, partition='disjoint', join='irregular').to_json([])))"
     )
     there = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "5"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "5"},
     )
     assert json.loads(there.stdout) == json.loads(json.dumps(here.to_json([])))
     assert plan(20, seed=8, tasks=4, partition="disjoint", join="irregular") != here

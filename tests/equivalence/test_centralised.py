@@ -45,7 +45,9 @@ def centralised() -> dict[str, torch.Tensor]:
             order = torch.randperm(60, generator=torch_generator(5, "round", number, "client", 0, "batches", epoch))
             chance = torch_generator(5, "round", number, "client", 0, "augment", epoch)
             for rows in order.split(16):
-                loss = F.cross_entropy(model(transform.augmented(data.train.images[rows], chance)).logits, data.train.labels[rows])
+                loss = F.cross_entropy(
+                    model(transform.augmented(data.train.images[rows], chance)).logits, data.train.labels[rows]
+                )
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
