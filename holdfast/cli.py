@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from holdfast.config import Config, describe, load_config, parse_setting
 from holdfast.data.schedule import Plan
@@ -16,7 +17,7 @@ from holdfast.experiment import plan_of, run_to_folder
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
 from holdfast.results.record import Result, read_result
-from holdfast.results.tables import percent, result_lines, result_table, rows_table
+from holdfast.results.tables import comparison, markdown, percent, result_lines, result_table, rows_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 out = Console()
@@ -26,7 +27,7 @@ ConfigFile = Annotated[
 ]
 MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`")]
 DataName = Annotated[str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES))]
-Tasks = Annotated[str | None, typer.Option(help="number of tasks, or a list of sizes: [10,5,5]")]
+Tasks = Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")]
 Seed = Annotated[int | None, typer.Option(help="the seed of everything that chance decides")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="ROOM.KEY=VALUE", help="any setting; may be given again and again")
@@ -63,13 +64,21 @@ def run(
 
 
 @app.command()
-def show(run: RunFolder, as_json: AsJson = False) -> None:
-    """Print the table of a finished run again."""
-    result = read_result(run)
+def show(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", show_default=False)],
+    as_json: AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
+) -> None:
+    """Print the table of a finished run again, or set several side by side."""
+    results = [read_result(run) for run in runs]
     if as_json:
-        print(json.dumps(result.to_json()))
+        print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
+    elif as_markdown:
+        print(markdown(*comparison(results)))
+    elif len(runs) > 1:
+        out.print(rows_table("Accuracy in %: mean (± standard deviation) over seeds", *comparison(results)))
     else:
-        _show(result)
+        _show(results[0])
 
 
 @app.command()
@@ -138,15 +147,14 @@ def main() -> None:
     try:
         app()
     except HoldfastError as error:
-        Console(stderr=True).print(f"[red]holdfast:[/red] {_escape(str(error))}", soft_wrap=True, highlight=False)
+        Console(stderr=True).print(f"[red]holdfast:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that vanished: the user's business, not a bug's
+        Console(stderr=True).print(f"[red]holdfast:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped", highlight=False)
         sys.exit(130)
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _config(
@@ -162,7 +170,9 @@ def _config(
         if value is not None:
             flags.append((key, value))
     if tasks is not None:
-        flags.append(parse_setting(f"plan.tasks={tasks}"))
+        flags.append(
+            parse_setting(f"plan.tasks=[{tasks}]" if "," in tasks and "[" not in tasks else f"plan.tasks={tasks}")
+        )
     return load_config(file, flags)
 
 
@@ -188,7 +198,7 @@ def _show_plan(plan: Plan, names: tuple[str, ...]) -> None:
             [
                 str(t + 1),
                 f"{first}-{end}",
-                " ".join(_escape(names[c]) for c in classes),
+                " ".join(names[c] for c in classes),
                 *(str(groups.count(group)) for group in ("Zo", "Zn", "Za")),
                 f"{len(picked)} ({len(picked & newcomers)} new)",
             ]
@@ -199,9 +209,7 @@ def _show_plan(plan: Plan, names: tuple[str, ...]) -> None:
         [
             str(client),
             str(arrivals[0].round + 1),
-            " | ".join(
-                f"{a.round + 1}: " + (" ".join(_escape(names[c]) for c in a.classes) or "(memory)") for a in arrivals
-            ),
+            " | ".join(f"{a.round + 1}: " + (" ".join(names[c] for c in a.classes) or "(memory)") for a in arrivals),
             " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
         ]
         for client, arrivals in enumerate(plan.arrivals)

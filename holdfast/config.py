@@ -127,21 +127,21 @@ ROOMS: dict[str, type] = {
 }
 
 
-def load_config(file: Path | None = None, settings: Sequence[tuple[str, Any]] = ()) -> Config:
-    """The config of a TOML file with `settings` (dotted key, value) laid over it."""
-    tree = _read_toml(file) if file else {}
-    per_method = tree.pop("for", {})
-    flags: dict[str, Any] = {}
-    for key, value in settings:
-        _put(flags, key.split("."), value)
-    name = flags.get("method", {}).get("name") or tree.get("method", {}).get("name", "fedavg")
+def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequence[tuple[str, Any]] = ()) -> Config:
+    """The config of a TOML file or its content, with `settings` (dotted key, value) laid over it."""
+    tree = dict(source) if isinstance(source, Mapping) else _read_toml(source) if source else {}
+    per_method = _table("for", tree.pop("for", {}))
     for known in per_method:
         if known not in METHODS:
             raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {nearest(known, METHODS)}")
-    return build_config(_overlay(_overlay(tree, per_method.get(name, {})), flags))
+    flags: dict[str, Any] = {}
+    for key, value in settings:
+        _put(flags, key.split("."), value)
+    name = _table("method", _overlay(tree, flags).get("method", {})).get("name", "fedavg")
+    return _build_config(_overlay(_overlay(tree, _table(f"for.{name}", per_method.get(name, {}))), flags))
 
 
-def build_config(tree: Mapping[str, Any]) -> Config:
+def _build_config(tree: Mapping[str, Any]) -> Config:
     """Validates nested plain values; anything wrong is named in one sentence."""
     rest = dict(tree)
     method_fields = {"name": "fedavg", **_table("method", rest.pop("method", {}))}

@@ -13,7 +13,7 @@ import torch
 from rich.progress import TextColumn
 from safetensors.torch import save
 
-from holdfast.config import Config, build_config, load_config, to_toml, to_tree
+from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.augment import Transform
 from holdfast.data.images import DataSet
 from holdfast.data.schedule import Plan, make_plan
@@ -31,6 +31,8 @@ from holdfast.results.record import Record, Result, read_result, write_result
 from holdfast.rounds import Federation, Round, play
 from holdfast.seeding import torch_generator
 
+SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -41,40 +43,18 @@ class Run:
     fresh: bool  # False: it was there already
 
 
-def run(
-    config: Config | Path | str | Mapping[str, Any] | None = None, out: Path | str | None = None, **settings: Any
-) -> Result:
-    """Runs an experiment: `run("configs/demo.toml", method="fedavg", seed=1, train={"lr": 0.1})`."""
-    return run_to_folder(_as_config(config, settings), Path(out) if out else None).result
+def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | None = None, **settings: Any) -> Result:
+    """Runs an experiment: `run("configs/demo.toml", method="fedavg", seed=1, train={"lr": 0.1})`.
 
-
-def _as_config(config: Config | Path | str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Config:
-    if isinstance(config, Config):
-        if settings:
-            raise HoldfastError("a Config is complete; give settings beside a file or a dictionary only")
-        return config
+    `config` is a TOML file or its content; settings are rooms, or `method`, `dataset`, `tasks` and `seed` for short."""
+    source = Path(config) if isinstance(config, str) else config
     flags: list[tuple[str, Any]] = []
     for room, value in settings.items():
         if isinstance(value, Mapping):
             flags += [(f"{room}.{key}", inner) for key, inner in value.items()]
         else:
-            flags.append(
-                ({"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}.get(room, room), value)
-            )
-    if isinstance(config, Mapping):
-        return build_config({**config, **dict(flags)}) if not flags else load_config(None, [*_flat(config), *flags])
-    return load_config(Path(config) if config else None, flags)
-
-
-def _flat(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for room, value in tree.items():
-        rows += (
-            [(f"{room}.{key}", inner) for key, inner in value.items()]
-            if isinstance(value, Mapping)
-            else [(room, value)]
-        )
-    return rows
+            flags.append((SHORT.get(room, room), value))
+    return run_to_folder(load_config(source, flags), Path(out) if out else None).result
 
 
 def run_to_folder(config: Config, out: Path | None = None) -> Run:

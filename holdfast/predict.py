@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from holdfast.config import build_config
+from holdfast.config import load_config
 from holdfast.data.augment import Transform
 from holdfast.data.decode import decode_image
 from holdfast.errors import HoldfastError
@@ -38,7 +38,7 @@ def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
         raise HoldfastError(f"{file} is damaged or not a Holdfast model: {error}") from error
     size, transform = facts["image_size"], Transform(tuple(facts["mean"]), tuple(facts["std"]), flip=False)
     pixels = torch.stack([torch.from_numpy(decode_image(image, size, str(image))) for image in images])
-    method = build_config({"method": facts["method"]}).method
+    method = load_config({"method": facts["method"]}).method
     model = method.build_model(ModelSpec(facts["backbone"], facts["norm"], size), torch_generator(0))
     grow_to(model, facts["growths"], torch_generator(0))  # overwritten at once by the stored weights
     model.load_state_dict(weights)

@@ -100,7 +100,7 @@ def test_mistakes_are_named_in_one_sentence(settings: list[tuple[str, object]], 
     ],
 )
 def test_mistakes_in_files(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(HoldfastError, match="unknown|not TOML") as error:
+    with pytest.raises(HoldfastError) as error:
         load_config(write(tmp_path, text))
     assert says in str(error.value)
 

@@ -1,36 +1,29 @@
 """Tables that a person can read, from results."""
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
+from statistics import mean, stdev
 
+from rich.markup import escape
 from rich.table import Table
 
 from holdfast.results.record import Result
 
 
 def result_table(result: Result) -> Table:
-    """Accuracy on all seen classes after each task, accuracy on each task, and what was forgotten, in per cent."""
-    tasks = range(len(result.task_sizes))
-    table = Table(title=f"{result.method} on {result.dataset}, seed {result.seed}: accuracy in %", title_justify="left")
-    table.add_column("after task")
-    table.add_column("classes", justify="right")
-    table.add_column("all seen", justify="right", style="bold")
-    for t in tasks:
-        table.add_column(f"task {t + 1}", justify="right")
-    for t, seen in zip(tasks, accumulate(result.task_sizes), strict=True):
-        row = result.accuracy_matrix[t]
-        cells = [percent(value) for value in row] + [""] * (len(result.task_sizes) - len(row))
-        table.add_row(str(t + 1), str(seen), percent(result.accuracy_after_task[t]), *cells)
-    lost = [_best_before(result, k) - result.accuracy_matrix[-1][k] for k in tasks[:-1]]
+    """Task by task: accuracy on all classes seen by then, on the task itself then and at the end, and what was lost."""
+    title = f"{result.method} on {result.dataset}, seed {result.seed}: accuracy in %"
+    table = Table(title=title, title_justify="left")
+    for column in ("task", "classes seen", "on all seen", "on the task itself", "at the end", "forgotten"):
+        table.add_column(column, justify="right", style="bold" if column == "on all seen" else None)
+    final = result.accuracy_matrix[-1]
+    for t, seen in enumerate(accumulate(result.task_sizes)):
+        lost = None if t == len(final) - 1 else max(row[t] for row in result.accuracy_matrix[t:-1]) - final[t]
+        row = (result.accuracy_after_task[t], result.accuracy_matrix[t][t], final[t], lost)
+        table.add_row(str(t + 1), str(seen), *map(percent, row))
     table.add_section()
-    table.add_row(
-        "forgotten", "", percent(result.forgetting), *map(percent, lost), *([""] if result.task_sizes else [])
-    )
+    table.add_row("mean", "", percent(result.average_accuracy), "", percent(mean(final)), percent(result.forgetting))
     return table
-
-
-def _best_before(result: Result, task: int) -> float:
-    return max(row[task] for row in result.accuracy_matrix[task:-1])
 
 
 def result_lines(result: Result) -> list[str]:
@@ -42,10 +35,44 @@ def result_lines(result: Result) -> list[str]:
     return [
         f"average {percent(result.average_accuracy)}, last {percent(result.last_accuracy)}, "
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
-        f"on the classes they have held: {groups}; worst client {result.worst_client['client']:.0f} "
-        f"with {percent(result.worst_client['accuracy'])}",
+        f"on the classes they have held: {groups}; "
+        f"worst client {result.worst_client['client']:.0f} {percent(result.worst_client['accuracy'])}",
         f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back, {sum(result.seconds.values()):.1f} s",
     ]
+
+
+def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows that set methods side by side: means over seeds, with ± standard deviation where it matters."""
+
+    def what(result: Result) -> tuple[str, list[int], str]:
+        return result.dataset, result.task_sizes, result.method
+
+    groups = [list(group) for _, group in groupby(sorted(results, key=what), key=what)]
+    sizes = max((group[0].task_sizes for group in groups), key=len)
+    columns = ["data", "method", "seeds", *map(str, accumulate(sizes)), "average", "last", "forgotten"]
+    rows = []
+    for group in sorted(groups, key=lambda group: (group[0].dataset, mean(r.average_accuracy for r in group))):
+        after = [percent(mean(values)) for values in zip(*(r.accuracy_after_task for r in group), strict=True)]
+        after += [""] * (len(sizes) - len(after))
+        spread = [
+            _with_deviation([r.average_accuracy for r in group]),
+            _with_deviation([r.last_accuracy for r in group]),
+            _with_deviation([r.forgetting for r in group if r.forgetting is not None]),
+        ]
+        rows.append([group[0].dataset, group[0].method, str(len(group)), *after, *spread])
+    return columns, rows
+
+
+def _with_deviation(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return percent(values[0] if values else None)
+    return f"{percent(mean(values))} ± {percent(stdev(values))}"
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same table for a Markdown page."""
+    rule = ["---" if column in ("data", "method") else "---:" for column in columns]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
 
 
 def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -54,7 +81,7 @@ def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 

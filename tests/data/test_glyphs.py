@@ -201,10 +201,10 @@ def test_a_character_is_drawn_differently_under_another_seed() -> None:
 
 
 def test_global_generators_are_left_alone() -> None:
-    before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state()
     render(3, 2, 2, 32, seed=0)
     assert random.getstate() == before[0]
-    assert np.random.get_state()[1].tobytes() == before[1]  # noqa: NPY002
+    assert np.random.get_state()[1].tobytes() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
 
 

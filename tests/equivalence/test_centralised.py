@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from holdfast.config import build_config
+from holdfast.config import load_config
 from holdfast.data.augment import Transform
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def played(settings: dict[str, Any]) -> Federation:
-    config = build_config(settings)
+    config = load_config(settings)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
     for _ in play(federation, Serial()):
@@ -33,7 +33,7 @@ def played(settings: dict[str, Any]) -> Federation:
 
 def centralised() -> dict[str, torch.Tensor]:
     """The same training, written down as one would without a federation."""
-    data = load_data(build_config(SETTINGS).data)
+    data = load_data(load_config(SETTINGS).data)
     model = IncrementalModel(ModelSpec("convnet", "batch", 16), torch_generator(5, "model"))
     model.grow(3, torch_generator(5, "growth", 0))
     transform = Transform(data.mean, data.std, data.flip)

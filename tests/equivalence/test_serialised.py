@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.config import build_config
+from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
@@ -25,7 +25,7 @@ class ThroughBytes:
 
 
 def played(settings: dict[str, Any], engine: Any) -> tuple[Federation, list[dict[str, Any]]]:
-    config = build_config(settings)
+    config = load_config(settings)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
     lines = [{k: v for k, v in played.line.items() if k != "seconds"} for played in play(federation, engine)]
