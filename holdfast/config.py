@@ -137,7 +137,10 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     flags: dict[str, Any] = {}
     for key, value in settings:
         _put(flags, key.split("."), value)
-    name = _table("method", _overlay(tree, flags).get("method", {})).get("name", "fedavg")
+    written = _table("method", tree.get("method", {})).get("name", "fedavg")
+    name = _table("method", flags.get("method", {})).get("name", written)
+    if name != written:  # the file's hyper-parameters are those of another method
+        tree = {**tree, "method": {}}
     return _build_config(_overlay(_overlay(tree, _table(f"for.{name}", per_method.get(name, {}))), flags))
 
 

@@ -169,7 +169,10 @@ def _play(federation: Federation, folder: Path) -> list[Round]:
         for played in play(federation, Serial(), tick=lambda: bar.advance(task)):
             record.write(played.line)
             rounds.append(played)
-            bar.update(task, note=_note(played.line, plan))
+            note = _note(played.line, plan)
+            bar.update(task, note=note)
+            if bar.disable and plan.ends_task(len(rounds) - 1):
+                bar.console.print(f"{federation.world.method.name}: {note}", highlight=False)  # for a log file
     return rounds
 
 

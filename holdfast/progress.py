@@ -10,7 +10,8 @@ T = TypeVar("T")
 
 
 def progress_bar(*extra: TextColumn) -> Progress:
-    """A bar with count, time gone and time left; `extra` columns come before the times."""
+    """A bar with count, time gone and time left; `extra` columns come before the times. Silent where nobody looks."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -18,7 +19,8 @@ def progress_bar(*extra: TextColumn) -> Progress:
         *extra,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
         transient=True,
     )
 

@@ -1,0 +1,128 @@
+"""Bad input is one sentence on standard error, exit code 2, no traceback."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from holdfast.cli import main
+
+TINY = ["--dataset", "tiny-imagenet"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["holdfast", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert said.err.strip().count("\n") == 0, said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "--method", "fedagv"], "unknown method 'fedagv'; did you mean 'fedavg'?"),
+        (["run", "--dataset", "glyph"], "unknown data set 'glyph'; did you mean 'glyphs'?"),
+        (["run", "--set", "train.epocs=3"], "unknown setting 'train.epocs'; did you mean 'epochs'?"),
+        (["run", "--set", "planet.tasks=3"], "unknown setting 'planet'; did you mean 'plan'?"),
+        (["run", "--set", "train.lr"], "--set 'train.lr' is not of the form"),
+        (["run", "--tasks", "7"], "plan.tasks=7 does not divide 25 classes; use 1, 5, 25"),
+        (["run", "--tasks", "10,5"], "adds up to 15 classes, but there are 25"),
+        (["run", "--tasks", "-1"], "plan.tasks = -1"),
+        (["run", "--set", "plan.selected=31"], "plan.selected=31, but round 1 has only 30 clients"),
+        (["run", "--set", "train.epochs=-2"], "train.epochs = -2"),
+        (["run", "--set", "train.batch=1e12"], "train.batch"),
+        (["run", "--set", "data.classes=100000"], "glyphs has 2 to"),
+        (["run", "--set", "data.size=7"], "data.size = 7"),
+        (["run", "--set", "run.device=tpu"], "run.device='tpu'"),
+        (["run", "--set", "run.device=cuda:99"], "no such GPU"),
+        (["run", "--set", "plan.order=icarl"], "plan.order=icarl is a list of 100 classes"),
+        (
+            ["run", "--dataset", "digits", "--set", "data.first_class=8", "--set", "data.classes=5"],
+            "digits has 10 classes",
+        ),
+        (["run", "/nowhere/at/all.toml"], "cannot read the config /nowhere/at/all.toml"),
+        (["run", *TINY, "--set", "data.path=/nowhere.zip"], "there is no TinyImageNet at /nowhere.zip"),
+        (["show", "/nowhere"], "is not the folder of a finished run"),
+        (["predict", "/nowhere", "x.png"], "holds no model.safetensors"),
+    ],
+)
+def test_one_sentence(
+    words: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(capsys, monkeypatch, *words)
+    assert list(tmp_path.iterdir()) == []  # nothing half-made is left behind
+
+
+def tiny_folder(where: Path, image: bytes) -> Path:
+    """A data set of the true layout with two classes, in which one training image is `image`."""
+    top = where / "tiny-imagenet-200"
+    (top / "val" / "images").mkdir(parents=True)
+    good = where / "good.jpg"
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(good, "JPEG")
+    names = ["n01", "n02"]
+    (top / "wnids.txt").write_text("\n".join(names) + "\n")
+    (top / "words.txt").write_text("n01\tone\nn02\ttwo\n")
+    for i, name in enumerate(names):
+        (top / "train" / name / "images").mkdir(parents=True)
+        for k in range(2):
+            content = image if (i, k) == (1, 1) else good.read_bytes()
+            (top / "train" / name / "images" / f"{name}_{k}.JPEG").write_bytes(content)
+        (top / "val" / "images" / f"val_{i}.JPEG").write_bytes(good.read_bytes())
+    lines = "".join(f"val_{i}.JPEG\t{name}\t0\t0\t1\t1\n" for i, name in enumerate(names))
+    (top / "val" / "val_annotations.txt").write_text(lines)
+    return top
+
+
+def test_a_truncated_image_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.jpg"
+    Image.effect_noise((64, 64), 90).save(whole, "JPEG")
+    top = tiny_folder(tmp_path, whole.read_bytes()[:700])
+    said = refused(capsys, monkeypatch, "run", *TINY, "--set", f"data.path={top}", "--out", str(tmp_path / "run"))
+    assert "n02_1.JPEG" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corrupt_archive_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    archive = tmp_path / "tiny-imagenet-200.zip"
+    archive.write_bytes(b"PK\x03\x04 and then nothing of use")
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
+    assert str(archive) in refused(capsys, monkeypatch, "run", *TINY)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not an image"])
+def test_predict_names_the_image_it_cannot_read(
+    content: bytes | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from holdfast import run
+
+    settings = {"data": {"name": "digits", "classes": 2, "train_per_class": 4, "size": 16}}
+    plan = {"tasks": 1, "clients": 1, "selected": 1, "rounds": 1, "class_share": 1.0}
+    run(settings, out=tmp_path / "run", plan=plan)
+    image = tmp_path / "strange.png"
+    if content is not None:
+        image.write_bytes(content)
+    assert "strange.png" in refused(capsys, monkeypatch, "predict", str(tmp_path / "run"), str(image))
+
+
+def test_a_damaged_model_or_result_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{broken")
+    (tmp_path / "result.json").write_text('{"method": ')
+    assert "damaged" in refused(capsys, monkeypatch, "predict", str(tmp_path), "x.png")
+    assert "damaged" in refused(capsys, monkeypatch, "show", str(tmp_path))

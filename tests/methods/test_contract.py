@@ -1,0 +1,59 @@
+"""What every method must keep, checked for all of METHODS."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.config import load_config
+from holdfast.data.sources import load_data
+from holdfast.engines.serial import Serial
+from holdfast.experiment import build_federation, plan_of
+from holdfast.methods import METHODS
+from holdfast.rounds import play
+
+VARIANTS: list[dict[str, Any]] = [*({"name": name} for name in METHODS), {"name": "fedavg", "replay": True}]
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=str)
+def test_learns_above_chance_and_leaves_global_generators_alone(method: dict[str, Any]) -> None:
+    settings = {
+        "method": method,
+        "data": {"name": "glyphs", "classes": 4, "train_per_class": 40, "test_per_class": 20, "size": 16},
+        "plan": {
+            "tasks": 2,
+            "clients": 3,
+            "join_per_task": 1,
+            "selected": 3,
+            "rounds": 4,
+            "class_share": 1.0,
+            "memory": 40,
+        },
+        "train": {"epochs": 3, "batch": 16},
+    }
+    config = load_config(settings)
+    data = load_data(config.data)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index,union-attr]
+    federation = build_federation(config, data, plan_of(config, data))
+    rounds = list(play(federation, Serial()))
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index,union-attr]
+    assert torch.equal(torch.get_rng_state(), states[2])
+    assert rounds[3].line["accuracy"] > 0.65  # chance is 0.5
+    assert rounds[-1].line["accuracy"] > 0.4  # chance is 0.25; plain averaging keeps the last task only
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_has_a_line_for_the_list_and_documented_fields(name: str) -> None:
+    cls = METHODS[name]
+    assert cls.name == name
+    assert cls.about
+    assert "\n" not in cls.about
+    assert all(info.description for info in cls.__pydantic_fields__.values())  # type: ignore[attr-defined]
+    assert cls().label == name
+
+
+def test_labels_name_what_was_changed() -> None:
+    assert METHODS["fedavg"](replay=True).label == "fedavg replay"  # type: ignore[call-arg]
