@@ -13,6 +13,7 @@ TINY = ["--dataset", "tiny-imagenet"]
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     monkeypatch.setattr(sys, "argv", ["holdfast", *words])
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
