@@ -9,28 +9,15 @@ from pathlib import Path
 DEMO = Path(__file__).parents[2] / "configs" / "demo.toml"
 
 
+def start(growth: str, folder: Path) -> subprocess.Popen[str]:
+    words = ["run", str(DEMO), "--set", f"plan.growth={growth}", "--out", growth, "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "holdfast", *words]
+    return subprocess.Popen(line, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
 def test_the_demo_learns_forgets_and_announces(tmp_path: Path) -> None:
-    runs = {
-        growth: subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "holdfast",
-                "run",
-                DEMO,
-                "--set",
-                f"plan.growth={growth}",
-                "--out",
-                growth,
-                "--json",
-            ],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for growth in ("schedule", "announce")
-    }
+    runs = {growth: start(growth, tmp_path) for growth in ("schedule", "announce")}
     results = {growth: json.loads(process.communicate(timeout=600)[0]) for growth, process in runs.items()}
     assert all(process.returncode == 0 for process in runs.values())
     told, announced = results["schedule"], results["announce"]
