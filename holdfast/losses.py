@@ -51,7 +51,7 @@ def soft_labels(labels: Tensor, classes: int, teacher: Tensor) -> Tensor:
 
 
 def semantic_distillation(logits: Tensor, soft: Tensor, weights: Tensor) -> Tensor:
-    """L_SD (Eq. 6) target first: sum_j Y_j (ln Y_j - ln P_j), 0 ln 0 = 0 (N5); a sum of raw slices is the whole (N6)."""
+    """L_SD (Eq. 6) target first: sum_j Y_j (ln Y_j - ln P_j), 0 ln 0 = 0 (N5); raw slices add up to the whole (N6)."""
     return (weights * (torch.xlogy(soft, soft) - soft * logits.log_softmax(dim=1)).sum(dim=1)).mean()
 
 
