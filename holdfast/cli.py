@@ -1,9 +1,11 @@
 """The doors: every command of `holdfast`."""
 
+import io
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,8 +21,8 @@ from holdfast.predict import predict as predict_images
 from holdfast.results.record import Result, read_result
 from holdfast.results.tables import comparison, markdown, percent, result_lines, result_table, rows_table
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-out = Console()
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+out = Console(emoji=False)
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)
@@ -36,8 +38,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
 RunFolder = Annotated[Path, typer.Argument(help="the folder of a finished run", show_default=False)]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(version("holdfast"))
+        raise typer.Exit
+
+
 @app.callback()
-def holdfast() -> None:
+def holdfast(
+    show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
     """Federated class-incremental learning: many clients, ever more classes, nobody's classes forgotten."""
 
 
@@ -60,7 +70,7 @@ def run(
     _show(done.result)
     if not done.fresh:
         out.print("This very run was complete already; delete its folder to run it again.")
-    out.print(f"[bold]{done.folder}[/bold] (picture: {done.folder / 'accuracy.png'})", soft_wrap=True)
+    print(f"{done.folder} (picture: {done.folder / 'accuracy.png'})")
 
 
 @app.command()
@@ -138,23 +148,38 @@ def settings(as_json: AsJson = False) -> None:
     """List every setting with its default."""
     if as_json:
         print(json.dumps([dict(zip(("setting", "default", "about"), row, strict=True)) for row in describe()]))
-    else:
-        out.print(rows_table("", ["setting", "default", "what it is"], describe()))
+        return
+    out.print(rows_table("", ["setting", "default", "what it is"], describe()))
+    out.print("(preset): the method's own. A table \\[for.<method>] in a config holds settings for that method only.")
+    out.print(rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in SOURCES.items()]))
 
 
 def main() -> None:
     """The command line: a mistake is one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a class's name shows a question mark
     try:
-        app()
-    except HoldfastError as error:
-        Console(stderr=True).print(f"[red]holdfast:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that vanished: the user's business, not a bug's
-        Console(stderr=True).print(f"[red]holdfast:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped", highlight=False)
-        sys.exit(130)
+        sys.exit(app(standalone_mode=False))
+    except (HoldfastError, OSError) as error:  # a disk that is full or gone is the user's business, not a bug's
+        _stop(str(error), 2)
+    except MemoryError:
+        _stop("there is not enough memory; use fewer or smaller images (data.*), or a smaller batch", 2)
+    except typer.Abort:
+        _stop("stopped", 130)
+    except Exception as error:
+        # A wrong option or command; which class says so depends on the version of typer.
+        say = getattr(error, "format_message", None)
+        if say is None:
+            raise
+        if not say():  # no command at all: the help has been printed
+            sys.exit(2)
+        _stop(f"{' '.join(say().split()).rstrip('.')}; see 'holdfast --help'", 2)
+
+
+def _stop(sentence: str, code: int) -> NoReturn:
+    Console(stderr=True, emoji=False).print(f"[red]holdfast:[/red] {escape(sentence)}", soft_wrap=True, highlight=False)
+    sys.exit(code)
 
 
 def _config(
@@ -190,7 +215,7 @@ def _show_plan(plan: Plan, names: tuple[str, ...]) -> None:
     last = plan.rounds_per_task
     rows = []
     for t, classes in enumerate(plan.tasks):
-        groups = [plan.group(client, t) for client in range(len(plan.arrivals))]
+        groups = plan.groups[t]
         first, end = t * last + 1, (t + 1) * last
         newcomers = {client for client, group in enumerate(groups) if group == "Za"}
         picked = {client for chosen in plan.selected[first - 1 : end] for client in chosen}

@@ -9,14 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 
 from holdfast.data.sources import SOURCES
 from holdfast.errors import HoldfastError, nearest
 from holdfast.methods import METHODS
-from holdfast.methods.base import Method
+from holdfast.methods.base import STRICT, Method
 from holdfast.models import BACKBONES
-
-STRICT = ConfigDict(extra="forbid")
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -32,7 +31,9 @@ class DataSettings:
 
     name: str = _setting("glyphs", "data set: " + ", ".join(SOURCES))
     path: str | None = _setting(None, "the archive or folder of the data set, if it is not found below HOLDFAST_DATA")
-    classes: Annotated[int, Field(ge=2, le=100_000)] | None = _setting(None, "how many classes; all, if not given")
+    classes: Annotated[int, Field(ge=2, le=100_000)] | None = _setting(
+        None, "how many classes; all if not given, 25 for glyphs"
+    )
     first_class: Annotated[int, Field(ge=0, le=100_000)] = _setting(0, "leave out the classes before this one")
     train_per_class: Count | None = _setting(None, "only the first so many training images of a class")
     test_per_class: Count | None = _setting(None, "only the first so many test images of a class")
@@ -131,9 +132,13 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     """The config of a TOML file or its content, with `settings` (dotted key, value) laid over it."""
     tree = dict(source) if isinstance(source, Mapping) else _read_toml(source) if source else {}
     per_method = _table("for", tree.pop("for", {}))
-    for known in per_method:
+    own = {known: _table(f"for.{known}", values) for known, values in per_method.items()}
+    for known, values in own.items():
         if known not in METHODS:
             raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {nearest(known, METHODS)}")
+        for room in values:
+            if room not in ("method", *ROOMS) or "name" in _table("method", values.get("method", {})):
+                raise HoldfastError(f"[for.{known}] may hold settings such as train.lr or method.<field>, not {room!r}")
     flags: dict[str, Any] = {}
     for key, value in settings:
         _put(flags, key.split("."), value)
@@ -141,7 +146,7 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     name = _table("method", flags.get("method", {})).get("name", written)
     if name != written:  # the file's hyper-parameters are those of another method
         tree = {**tree, "method": {}}
-    return _build_config(_overlay(_overlay(tree, _table(f"for.{name}", per_method.get(name, {}))), flags))
+    return _build_config(_overlay(_overlay(tree, own.get(str(name), {})), flags))
 
 
 def _build_config(tree: Mapping[str, Any]) -> Config:
@@ -149,13 +154,13 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     rest = dict(tree)
     method_fields = {"name": "fedavg", **_table("method", rest.pop("method", {}))}
     name = method_fields.pop("name")
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
     method: Method = _build("method", METHODS[name], method_fields)
     rooms = {room: _build(room, kind, _table(room, rest.pop(room, {}))) for room, kind in ROOMS.items()}
     for key in rest:
         if key != "seed":
-            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, ['seed', 'method', 'for', *ROOMS])}")
+            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, ['seed', 'method', *ROOMS])}")
     config: Config = _build("", Config, {"method": method, **rooms, **rest})
     return _resolve(config)
 
@@ -169,8 +174,18 @@ def _resolve(config: Config) -> Config:
             f"unknown backbone model.name={config.model.name!r}; {nearest(config.model.name, BACKBONES)}"
         )
     data = _fill(config.data, SOURCES[config.data.name].defaults)
-    train = _fill(config.train, asdict(config.method.preset))
-    return replace(config, data=data, train=train)
+    train = _fill(config.train, {"schedule": config.method.preset.schedule})
+    steps = {"milestones", "gamma"}
+    if train.schedule == "cosine" and (train.milestones is not None or train.gamma is not None):
+        raise HoldfastError(
+            "train.milestones and train.gamma belong to train.schedule=steps; the schedule is cosine here"
+        )
+    preset = {
+        key: value
+        for key, value in asdict(config.method.preset).items()
+        if train.schedule == "steps" or key not in steps
+    }
+    return replace(config, data=data, train=_fill(train, preset))
 
 
 def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
@@ -207,26 +222,35 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise HoldfastError(f"--set {text!r} is not of the form room.key=value, for example --set train.lr=0.1")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value
 
 
 def describe() -> list[tuple[str, str, str]]:
     """Every setting: its dotted name, its default, what it is."""
-    rows = [("seed", "2021", str(Config.__pydantic_fields__["seed"].description))]  # type: ignore[attr-defined]
-    for room, kind in [*ROOMS.items(), *((f"method ({name})", cls) for name, cls in METHODS.items())]:
-        for key, info in kind.__pydantic_fields__.items():  # type: ignore[attr-defined]
-            default = "" if info.default is None else _toml(info.default)
+    rows = [("seed", "2021", str(dict(_fields(Config))["seed"].description))]
+    for room, kind in ROOMS.items():
+        for key, info in _fields(kind):
+            default = (
+                "(preset)" if key in asdict(Method.preset) else "" if info.default is None else _toml(info.default)
+            )
             rows.append((f"{room}.{key}", default, info.description or ""))
+    rows.append(("method.name", "fedavg", "method: " + ", ".join(METHODS)))
+    for name, cls in METHODS.items():
+        rows += [(f"method.{key}", _toml(info.default), f"{name}: {info.description}") for key, info in _fields(cls)]
     return rows
+
+
+def _fields(kind: type) -> list[tuple[str, FieldInfo]]:
+    return list(kind.__pydantic_fields__.items())  # type: ignore[attr-defined]
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise HoldfastError(f"cannot read the config {file}: {error.strerror}; give the path of a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise HoldfastError(f"the config {file} is not TOML: {error}; see configs/ for examples") from error
 
 
@@ -263,7 +287,7 @@ def _build(room: str, kind: type, values: Mapping[str, Any]) -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors()[-1]  # of a union, its last form: a list with a wrong entry rather than "not a number"
         key = str(first["loc"][0]) if first["loc"] else room
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise HoldfastError(f"{dot}{key} = {values.get(key)!r} is not possible: {reason}") from error

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from holdfast.models.incremental import ModelSpec
 from holdfast.progress import progress_bar
 from holdfast.results import metrics
 from holdfast.results.plots import accuracy_curve
-from holdfast.results.record import Record, Result, read_result, write_result
+from holdfast.results.record import Record, Result, only_writer, read_result, write_result
 from holdfast.rounds import Federation, Round, play
 from holdfast.seeding import torch_generator
 
@@ -60,20 +61,20 @@ def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | 
 def run_to_folder(config: Config, out: Path | None = None) -> Run:
     """Runs into a folder of its own; a run that is there already and complete is not computed again."""
     folder = out or Path("runs") / run_name(config)
-    text = to_toml(config)
-    if _is_done(folder, text):
+    if _is_done(folder, config):
         return Run(folder, read_result(folder), fresh=False)
     data = load_data(config.data)
     plan = plan_of(config, data)
     with one_thread():
         federation = build_federation(config, data, plan)
-        _prepare(folder, text)
-        write_json(folder / "plan.json", plan.to_json(data.classes))
-        rounds = _play(federation, folder)
-        write_model(folder / "model.safetensors", config, federation)
-    result = summarise(config, federation, rounds)
-    accuracy_curve(result, folder / "accuracy.png")
-    write_result(folder, result)
+        _prepare(folder, config)
+        with only_writer(folder):
+            write_json(folder / "plan.json", plan.to_json(data.classes))
+            rounds = _play(federation, folder)
+            write_model(folder / "model.safetensors", config, federation)
+            result = summarise(config, plan, data.classes, rounds)
+            accuracy_curve(result, folder / "accuracy.png")
+            write_result(folder, result)
     return Run(folder, result, fresh=True)
 
 
@@ -89,7 +90,8 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     spec = ModelSpec(config.model.name, config.model.norm, data.size)
     model = config.method.build_model(spec, torch_generator(config.seed, "model")).to(device)
     train = config.train
-    optimiser = Preset(**{field.name: getattr(train, field.name) for field in fields(Preset)})
+    given = {field.name: getattr(train, field.name) for field in fields(Preset)}
+    optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
     world = World(
         method=config.method,
         plan=plan,
@@ -135,27 +137,40 @@ def one_thread() -> Iterator[None]:
 
 def run_name(config: Config) -> str:
     """A folder name by which the same experiment is found again."""
-    tree = {room: values for room, values in to_tree(config).items() if room != "run"}
-    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{config.data.name}-{config.method.name}-seed{config.seed}-{digest}"
+    return f"{config.data.name}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
 
 
-def _is_done(folder: Path, text: str) -> bool:
+def _identity(config: Config) -> dict[str, Any]:
+    """All that decides a run's result: everything but where it is computed."""
+    return {room: values for room, values in to_tree(config).items() if room != "run"}
+
+
+def _digest(tree: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _is_done(folder: Path, config: Config) -> bool:
     """Is this very run complete in the folder? A folder with anything else in it is not ours to write to."""
     if not folder.exists():
         return False
-    mine = folder / "config.toml"
-    if mine.exists() and mine.read_text(encoding="utf-8") == text:
+    if _holds(folder, config):
         return (folder / "result.json").exists()
     if not folder.is_dir() or any(folder.iterdir()):
         raise HoldfastError(f"{folder} holds something else already; choose another folder with --out")
     return False
 
 
-def _prepare(folder: Path, text: str) -> None:
+def _holds(folder: Path, config: Config) -> bool:
+    try:
+        return _identity(load_config(folder / "config.toml")) == _identity(config)
+    except HoldfastError:
+        return False
+
+
+def _prepare(folder: Path, config: Config) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "config.toml", text.encode())
+        write_atomic(folder / "config.toml", to_toml(config).encode())
     except OSError as error:
         raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
 
@@ -181,15 +196,16 @@ def _note(line: Mapping[str, Any], plan: Plan) -> str:
     return f"{where}, accuracy {line['accuracy']:.1%}"
 
 
-def summarise(config: Config, federation: Federation, rounds: list[Round]) -> Result:
+def summarise(config: Config, plan: Plan, classes: Sequence[str], rounds: Sequence[Round]) -> Result:
     """The result of a run from its rounds."""
-    plan = federation.world.plan
     ends = [played for number, played in enumerate(rounds) if plan.ends_task(number)]
     matrix = [played.line["task_accuracy"] for played in ends]
     after = [played.line["accuracy"] for played in ends]
     last = ends[-1]
     worst, groups = _fairness(plan, last.counts)
     return Result(
+        version=version("holdfast"),
+        experiment=_digest({key: value for key, value in _identity(config).items() if key != "seed"}),
         method=config.method.label,
         dataset=config.data.name,
         seed=config.seed,
@@ -206,7 +222,7 @@ def summarise(config: Config, federation: Federation, rounds: list[Round]) -> Re
         bytes=_total_bytes(rounds),
         seconds=_total_seconds(rounds),
         confusion=last.counts.tolist(),
-        classes=[federation.world.classes[c] for c in plan.seen(plan.rounds - 1)],
+        classes=[classes[c] for c in plan.seen(plan.rounds - 1)],
     )
 
 
@@ -222,13 +238,13 @@ def _fairness(plan: Plan, counts: metrics.Counts) -> tuple[dict[str, float], dic
     worst = min(scores, key=lambda client: scores[client])
     groups: dict[str, list[float]] = {"Zo": [], "Zn": [], "Za": []}
     for client, score in scores.items():
-        groups[plan.group(client, len(plan.tasks) - 1)].append(score)
+        groups[plan.groups[-1][client]].append(score)
     return {"client": worst, "accuracy": scores[worst]}, {
         g: float(np.mean(s)) if s else None for g, s in groups.items()
     }
 
 
-def _total_bytes(rounds: list[Round]) -> dict[str, dict[str, int]]:
+def _total_bytes(rounds: Sequence[Round]) -> dict[str, dict[str, int]]:
     total: dict[str, dict[str, int]] = {}
     for played in rounds:
         for channel, ways in played.line["bytes"].items():
@@ -238,7 +254,7 @@ def _total_bytes(rounds: list[Round]) -> dict[str, dict[str, int]]:
     return total
 
 
-def _total_seconds(rounds: list[Round]) -> dict[str, float]:
+def _total_seconds(rounds: Sequence[Round]) -> dict[str, float]:
     phases = rounds[0].line["seconds"]
     return {phase: round(sum(played.line["seconds"][phase] for played in rounds), 3) for phase in phases}
 

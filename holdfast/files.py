@@ -5,15 +5,21 @@ import os
 from pathlib import Path
 from typing import Any
 
+from holdfast.errors import HoldfastError
+
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Temporary file, fsync, rename, fsync of the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HoldfastError(f"cannot write {path}: {error.strerror}; make room or choose another place") from error
     sync_folder(path.parent)
 
 

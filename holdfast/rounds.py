@@ -31,6 +31,7 @@ class Federation:
     detector: Told = field(default_factory=Told)
     states: dict[int, State] = field(default_factory=dict)
     announced: tuple[str, ...] = ()
+    last_growth: int = 0  # the round of it
 
     def state(self, client: int) -> State:
         return self.states.get(client) or State(client)
@@ -105,6 +106,8 @@ def _grow(federation: Federation, number: int) -> tuple[str, ...]:
         return names
     names = federation.announced
     server.grow(names)
+    if names:
+        federation.last_growth = number
     arrived = (classes[c] for _, arrival in plan.arriving.get(number, []) for c in arrival.classes)
     federation.announced = server.registry.unknown(arrived)
     return names
@@ -124,10 +127,15 @@ def _remember(federation: Federation, clients: Sequence[int], upto: dict[int, in
 
 
 def _job(federation: Federation, number: int) -> Job:
-    rounds = federation.world.plan.rounds_per_task
-    step = 1 / rounds
+    """The job of a round. A server that is told nothing counts from the last growth, a round after the classes came."""
+    cycle = federation.world.plan.rounds_per_task
+    since = number % cycle
+    if federation.growth == "announce":
+        cycle = max(1, cycle - 1)
+        since = min(number - federation.last_growth, cycle - 1)
     weights = {name: tensor.clone() for name, tensor in federation.server.weights.items()}
-    return Job(number, (number % rounds) * step, step, federation.server.registry, weights)
+    step = 1 / cycle
+    return Job(number, since * step, step, federation.server.registry, weights)
 
 
 def _scores(federation: Federation, number: int, counts: Counts) -> dict[str, Any]:

@@ -37,6 +37,9 @@ def test_flags_lie_over_the_methods_table_and_that_over_the_file(tmp_path: Path)
 def test_what_is_not_given_comes_from_the_preset_and_the_data_set() -> None:
     config = load_config(None, [("data.name", "digits")])
     assert (config.train.lr, config.train.momentum, config.data.size, config.data.classes) == (0.1, 0.9, 32, None)
+    assert (config.train.schedule, config.train.milestones) == ("cosine", None)
+    steps = load_config(None, [("train.schedule", "steps")]).train
+    assert (steps.milestones, steps.gamma) == ((0.5, 0.75), 0.1)
     assert load_config().data.classes == 25
 
 
@@ -113,7 +116,7 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
 def test_every_setting_is_described() -> None:
     rows = describe()
     assert all(about for _, _, about in rows), [name for name, _, about in rows if not about]
-    assert {"plan.memory", "train.lr", "data.first_class", "method (fedavg).replay"} <= {name for name, _, _ in rows}
+    assert {"plan.memory", "train.lr", "data.first_class", "method.replay"} <= {name for name, _, _ in rows}
 
 
 def test_every_example_config_is_valid() -> None:

@@ -33,7 +33,7 @@ def class_order(order: str | Sequence[int] | Sequence[str], names: Sequence[str]
         # The legacy generator, in an instance of its own, because this order is defined by its stream.
         return [int(c) for c in np.random.RandomState(1993).permutation(count)]
     kind, _, seed = order.partition(":")
-    if kind == "random" and seed.isdecimal():
+    if kind == "random" and seed.isdecimal() and len(seed) < 20:
         return shuffled(generator(int(seed), "class order"), range(count))
     raise HoldfastError(
         f"unknown class order plan.order={order!r}; {nearest(kind, ['natural', 'icarl', 'seed1993', 'random:<seed>'])}"
@@ -48,8 +48,9 @@ def _listed(order: Sequence[int] | Sequence[str], names: Sequence[str]) -> list[
         if known is None:
             raise HoldfastError(f"plan.order names the class {entry!r}, which the data set does not have")
         chosen.append(known)
-    if sorted(chosen) != list(range(len(names))):
-        raise HoldfastError(
-            f"plan.order lists {len(chosen)} classes, but must name each of the {len(names)} exactly once"
-        )
+    if len(set(chosen)) < len(chosen):
+        twice = next(c for c in chosen if chosen.count(c) > 1)
+        raise HoldfastError(f"plan.order names the class {names[twice]!r} more than once")
+    if len(chosen) < len(names):
+        raise HoldfastError(f"plan.order lists {len(chosen)} of {len(names)} classes; it must name them all")
     return chosen

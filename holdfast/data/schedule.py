@@ -22,13 +22,8 @@ class Arrival:
     """From `round` on, a client's current data is this and nothing else."""
 
     round: int
-    classes: tuple[int, ...]
+    classes: tuple[int, ...]  # none: the old data is gone and nothing has come
     images: tuple[int, ...] | None = None  # None: every training image of these classes
-
-    @property
-    def is_new(self) -> bool:
-        """Did anything come? If not, the old data is gone; an uneven deal may still bring no image of a drawn class."""
-        return bool(self.classes) or self.images is not None
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,7 @@ class Plan:
     arrivals: tuple[tuple[Arrival, ...], ...]  # for each client, in time order; the first is its joining
     selected: tuple[tuple[int, ...], ...]  # for each round
     growths: tuple[tuple[int, tuple[int, ...]], ...]  # (round, classes): when a server that is told learns of them
+    groups: tuple[tuple[str, ...], ...]  # for each task: Zo, Zn or Za of each client; empty for one that joins later
 
     @property
     def rounds(self) -> int:
@@ -81,21 +77,12 @@ class Plan:
         """Every class that the client has met by this round."""
         return {c for arrival in self.arrivals[client] if arrival.round <= number for c in arrival.classes}
 
-    def group(self, client: int, task: int) -> str:
-        """Zo, Zn or Za: what the client is in this task; empty if it has not joined by the task's end."""
-        first, last = task * self.rounds_per_task, (task + 1) * self.rounds_per_task - 1
-        if self.arrivals[client][0].round > last:
-            return ""
-        if task and self.arrivals[client][0].round >= first:
-            return "Za"
-        return "Zn" if any(first <= a.round <= last and a.is_new for a in self.arrivals[client]) else "Zo"
-
     def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """The plan as plain values, with class names for people."""
+        """The plan as plain values for people: with class names, and rounds counted from 1."""
         clients = [
             [
                 {
-                    "round": a.round,
+                    "round": a.round + 1,
                     "classes": list(a.classes),
                     **({} if a.images is None else {"images": list(a.images)}),
                 }
@@ -109,6 +96,8 @@ class Plan:
             "rounds_per_task": self.rounds_per_task,
             "arrivals": clients,
             "selected": [list(chosen) for chosen in self.selected],
+            "growths": [{"round": number + 1, "classes": list(classes)} for number, classes in self.growths],
+            "groups": [list(groups) for groups in self.groups],
         }
 
 
@@ -117,6 +106,7 @@ def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[in
     kind, alpha = parse_partition(settings.partition)
     tasks = _tasks(settings.tasks, class_order(settings.order, names))
     arrivals: list[list[Arrival]] = []
+    groups: list[dict[int, str]] = []
     for t, classes in enumerate(tasks):
         start = t * settings.rounds
         movers, stayers, newcomers = _groups(settings, len(arrivals), generator(seed, "plan", "groups", t))
@@ -129,12 +119,15 @@ def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[in
             mine = drawn[i] if owned is None else tuple(c for c in drawn[i] if owned[i].get(c))
             own = None if owned is None else tuple(sorted(x for part in owned[i].values() for x in part))
             arrivals[client].append(Arrival(rounds[i], mine, own))
+        groups.append(dict.fromkeys(movers, "Zn") | dict.fromkeys(stayers, "Zo"))
+        groups[t] |= dict.fromkeys(newcomers, "Za" if t else "Zn")
         if settings.zo_data == "memory":
             for client in stayers:
                 arrivals[client].append(Arrival(start, ()))
     frozen = tuple(tuple(a) for a in arrivals)
     growths = tuple((t * settings.rounds, classes) for t, classes in enumerate(tasks))
-    return Plan(tasks, settings.rounds, frozen, _select(settings, len(tasks), frozen, seed), growths)
+    named = tuple(tuple(group.get(client, "") for client in range(len(frozen))) for group in groups)
+    return Plan(tasks, settings.rounds, frozen, _select(settings, len(tasks), frozen, seed), growths, named)
 
 
 def _tasks(sizes: int | list[int], order: list[int]) -> tuple[tuple[int, ...], ...]:

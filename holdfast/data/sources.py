@@ -35,6 +35,10 @@ def data_root() -> Path | None:
 
 def load_data(settings: "DataSettings") -> DataSet:
     """The part of the data set that the settings ask for."""
+    if settings.path and settings.name in ("glyphs", "digits"):
+        raise HoldfastError(
+            f"data.path={settings.path!r} is of no use to {settings.name}, which needs no file; leave it out"
+        )
     data = SOURCES[settings.name].load(settings)
     count = len(data.classes) - settings.first_class if settings.classes is None else settings.classes
     if count < 1 or settings.first_class + count > len(data.classes):
@@ -73,11 +77,11 @@ def _glyphs(settings: "DataSettings") -> DataSet:
 
 
 def _digits(settings: "DataSettings") -> DataSet:
-    return _dataset("digits", tuple("0123456789"), digits.load(settings.size or 0), digits, flip=False)
+    return _dataset("digits", digits.CLASSES, digits.load(settings.size or 0), digits, flip=False)
 
 
 def _tiny_imagenet(settings: "DataSettings") -> DataSet:
-    source = tiny_imagenet.find(Path(settings.path) if settings.path else None, data_root())
+    source = tiny_imagenet.find(Path(settings.path).expanduser() if settings.path else None, data_root())
     names, arrays = tiny_imagenet.load(source, settings.size or 0, cache_folder())
     return _dataset("tiny-imagenet", names, arrays, tiny_imagenet, flip=True)
 

@@ -151,7 +151,7 @@ def open_source(path: Path) -> Iterator[Source]:
         return
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError) as error:
+    except Exception as error:  # a damaged directory raises nearly any type
         reason = error.strerror if isinstance(error, OSError) else "damaged or not a zip file"
         raise HoldfastError(f"{path} cannot be opened ({reason}); get {TOP}.zip anew or correct data.path") from error
     with archive:
@@ -193,8 +193,9 @@ def _files_below(top: Path) -> Iterator[tuple[str, int, int]]:
     for folder, _, names in os.walk(top, onerror=_unreadable):
         for name in names:
             file = Path(folder, name)
-            stat = file.stat()
-            yield file.relative_to(top).as_posix(), stat.st_size, stat.st_mtime_ns
+            if file.is_file():  # no pipe to wait at, no link into nothing
+                stat = file.stat()
+                yield file.relative_to(top).as_posix(), stat.st_size, stat.st_mtime_ns
 
 
 def _digest(content: list[tuple[str, int, int]]) -> str:

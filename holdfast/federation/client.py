@@ -94,10 +94,9 @@ def remember(
         share = quota(world.memory, len({*state.memory, *pending[state.client]}))
         for key, rows in pending[state.client].values():
             wanted[key], counts[key] = rows, max(share, counts.get(key, 0))
+    wanted = {key: rows if counts[key] else rows[:0] for key, rows in wanted.items()}
     distinct = torch.unique(torch.cat([*wanted.values(), torch.empty(0, dtype=torch.int64)]))
-    if not len(distinct):
-        return [replace(state, stored=upto[state.client]) for state in states]
-    known = features(distinct)
+    known = features(distinct) if len(distinct) else torch.empty(0, 1)
     ranked = {
         key: rows[herd(known[torch.searchsorted(distinct, rows)], counts[key])].int() for key, rows in wanted.items()
     }

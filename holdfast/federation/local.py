@@ -29,8 +29,8 @@ class Preset:
     momentum: float
     weight_decay: float
     schedule: str  # cosine, or steps: times gamma at each milestone
-    milestones: tuple[float, ...] = ()
-    gamma: float = 1.0
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    gamma: float = 0.1
 
 
 @dataclass(frozen=True)

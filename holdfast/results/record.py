@@ -1,10 +1,16 @@
 """The run folder: an append-only record, one line a round, and the result that is computed from it."""
 
+import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_json
@@ -14,6 +20,8 @@ from holdfast.files import write_json
 class Result:
     """What a run found. Accuracies are between 0 and 1."""
 
+    version: str  # of Holdfast
+    experiment: str  # the same for runs that differ in nothing but the seed
     method: str
     dataset: str
     seed: int
@@ -34,6 +42,18 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keeps a second process out of a run's folder while this one writes to it; a killed process keeps nobody out."""
+    with open(folder / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise HoldfastError(f"{folder} is being written by another process; wait for it, or use --out") from error
+        yield
+    (folder / ".lock").unlink(missing_ok=True)
 
 
 class Record:
@@ -66,16 +86,18 @@ def write_result(folder: Path, result: Result) -> None:
 def read_result(folder: Path) -> Result:
     """The result of a finished run."""
     try:
-        return Result(**json.loads(_read(folder, "result.json")))
-    except (json.JSONDecodeError, TypeError) as error:
+        return TypeAdapter(Result).validate_json(_read(folder, "result.json"))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"])) or "the file"
         raise HoldfastError(
-            f"{folder / 'result.json'} is damaged: {error}; run it again into another folder"
+            f"{folder / 'result.json'} is damaged ({where}: {problem['msg']}); delete the folder and run it again"
         ) from error
 
 
-def _read(folder: Path, name: str) -> str:
+def _read(folder: Path, name: str) -> bytes:
     try:
-        return (folder / name).read_text(encoding="utf-8")
+        return (folder / name).read_bytes()
     except OSError as error:
         raise HoldfastError(
             f"{folder} is not the folder of a finished run: cannot read {name} there ({error.strerror})"

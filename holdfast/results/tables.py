@@ -1,13 +1,16 @@
 """Tables that a person can read, from results."""
 
+import re
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate
 from statistics import mean, stdev
 
 from rich.markup import escape
 from rich.table import Table
 
 from holdfast.results.record import Result
+
+NUMBER = re.compile(r"|-|[\d.-]+( ± [\d.]+)?")
 
 
 def result_table(result: Result) -> Table:
@@ -28,39 +31,41 @@ def result_table(result: Result) -> Table:
 
 def result_lines(result: Result) -> list[str]:
     """The headline numbers in words."""
-    groups = ", ".join(
-        f"{group} {percent(value)}" for group, value in result.group_accuracy.items() if value is not None
-    )
+    words = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
+    groups = ", ".join(f"{words[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
     sent = {way: sum(channel[way] for channel in result.bytes.values()) / 1e6 for way in ("down", "up")}
     return [
         f"average {percent(result.average_accuracy)}, last {percent(result.last_accuracy)}, "
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
-        f"on the classes they have held: {groups}; "
-        f"worst client {result.worst_client['client']:.0f} {percent(result.worst_client['accuracy'])}",
+        f"on the classes they have held: {groups}; worst: client {result.worst_client['client']:.0f} with "
+        f"{percent(result.worst_client['accuracy'])}",
         f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back, {sum(result.seconds.values()):.1f} s",
     ]
 
 
 def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows that set methods side by side: means over seeds, with ± standard deviation where it matters."""
-
-    def what(result: Result) -> tuple[str, list[int], str]:
-        return result.dataset, result.task_sizes, result.method
-
-    groups = [list(group) for _, group in groupby(sorted(results, key=what), key=what)]
-    sizes = max((group[0].task_sizes for group in groups), key=len)
-    columns = ["data", "method", "seeds", *map(str, accumulate(sizes)), "average", "last", "forgotten"]
+    """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters."""
+    experiments: dict[str, dict[int, Result]] = {}
+    for result in results:
+        experiments.setdefault(result.experiment, {})[result.seed] = result
+    groups = [list(seeds.values()) for seeds in experiments.values()]
+    groups.sort(key=lambda group: (group[0].dataset, mean(r.average_accuracy for r in group)))
+    seen = sorted({classes for group in groups for classes in accumulate(group[0].task_sizes)})
+    labels = [(group[0].dataset, group[0].method) for group in groups]
     rows = []
-    for group in sorted(groups, key=lambda group: (group[0].dataset, mean(r.average_accuracy for r in group))):
-        after = [percent(mean(values)) for values in zip(*(r.accuracy_after_task for r in group), strict=True)]
-        after += [""] * (len(sizes) - len(after))
+    for group, label in zip(groups, labels, strict=True):
+        after = zip(*(r.accuracy_after_task for r in group), strict=True)
+        at = dict(zip(accumulate(group[0].task_sizes), map(mean, after), strict=True))
         spread = [
             _with_deviation([r.average_accuracy for r in group]),
             _with_deviation([r.last_accuracy for r in group]),
             _with_deviation([r.forgetting for r in group if r.forgetting is not None]),
         ]
-        rows.append([group[0].dataset, group[0].method, str(len(group)), *after, *spread])
-    return columns, rows
+        # Two experiments of one method differ in some other setting: their numbers tell them apart.
+        name = label[1] if labels.count(label) == 1 else f"{label[1]} #{group[0].experiment}"
+        cells = [percent(at[classes]) if classes in at else "" for classes in seen]
+        rows.append([label[0], name, str(len(group)), *cells, *spread])
+    return ["data", "method", "seeds", *map(str, seen), "average", "last", "forgotten"], rows
 
 
 def _with_deviation(values: Sequence[float]) -> str:
@@ -78,8 +83,9 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A plain table of words."""
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for i, column in enumerate(columns):
+        numbers = all(NUMBER.fullmatch(row[i]) for row in rows)
+        table.add_column(column, overflow="fold", no_wrap=numbers, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*map(escape, row))
     return table

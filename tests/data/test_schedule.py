@@ -56,7 +56,7 @@ def fresh(made: Plan, chosen: PlanSettings, task: int) -> list[tuple[int, tuple[
         (client, a.classes, a.images)
         for client, arrivals in enumerate(made.arrivals)
         for a in arrivals
-        if first <= a.round < first + chosen.rounds and a.is_new
+        if first <= a.round < first + chosen.rounds and (a.classes or a.images is not None)
     ]
 
 
@@ -81,7 +81,7 @@ def test_group_sizes(case: tuple[Plan, PlanSettings]) -> None:
     made, chosen = case
     present = chosen.clients
     for t in range(1, len(made.tasks)):
-        groups = [made.group(client, t) for client in range(len(made.arrivals))]
+        groups = made.groups[t]
         moving = part(chosen.move_on, present)
         assert groups.count("Za") == chosen.join_per_task
         assert (groups.count("Zn"), groups.count("Zo")) == (moving, present - moving)
@@ -99,7 +99,7 @@ def test_selection_and_joining(case: tuple[Plan, PlanSettings]) -> None:
         assert set(selected) <= set(made.present(number))
     for client, joined in enumerate(made.joined):
         task = made.task_of_round(int(joined))
-        assert made.group(client, task) == ("Za" if task else "Zn")
+        assert made.groups[task][client] == ("Za" if task else "Zn")
         if chosen.join == "task" or task == 0:
             assert joined % chosen.rounds == 0
 
@@ -127,7 +127,7 @@ def test_stayers_train_on_memory_or_keep_their_last_data(case: tuple[Plan, PlanS
     made, chosen = case
     for client, arrivals in enumerate(made.arrivals):
         for t in range(1, len(made.tasks)):
-            if made.group(client, t) != "Zo":
+            if made.groups[t][client] != "Zo":
                 continue
             start = t * chosen.rounds
             data = arrivals[made.current(client, start)].classes
@@ -137,7 +137,7 @@ def test_stayers_train_on_memory_or_keep_their_last_data(case: tuple[Plan, PlanS
 
 def test_the_papers_numbers() -> None:
     made = plan(100, tasks=10)
-    groups = [made.group(client, 1) for client in range(len(made.arrivals))]
+    groups = made.groups[1]
     assert [groups.count(g) for g in ("Zo", "Zn", "Za")] == [3, 27, 10]
     assert len(made.arrivals) == 120
     assert all(len(a.classes) in (0, 6) for arrivals in made.arrivals for a in arrivals)
@@ -151,7 +151,7 @@ def test_newcomers_are_selected() -> None:
         made = plan(20, tasks=4, join=join, rounds=10)
         for t in range(1, 4):
             picked = {c for chosen in made.selected[t * 10 : (t + 1) * 10] for c in chosen}
-            newcomers = {c for c in range(len(made.arrivals)) if made.group(c, t) == "Za"}
+            newcomers = {c for c in range(len(made.arrivals)) if made.groups[t][c] == "Za"}
             assert len(newcomers) == 10
             assert picked & newcomers
 
@@ -168,10 +168,10 @@ def test_irregular_joiners_spread_over_the_rounds() -> None:
 
 
 def test_same_seed_same_plan_in_another_process() -> None:
-    here = plan(20, seed=7, tasks=4, partition="disjoint", join="irregular")
+    here = plan(20, seed=7, tasks=4, partition="dirichlet:0.5", join="irregular")
     code = (
         "import json, sys; sys.path.insert(0, 'tests/data'); from test_schedule import plan;"
-        "print(json.dumps(plan(20, seed=7, tasks=4, partition='disjoint', join='irregular').to_json([])))"
+        "print(json.dumps(plan(20, seed=7, tasks=4, partition='dirichlet:0.5', join='irregular').to_json([])))"
     )
     there = subprocess.run(
         [sys.executable, "-c", code],
@@ -181,8 +181,8 @@ def test_same_seed_same_plan_in_another_process() -> None:
         env={**os.environ, "PYTHONHASHSEED": "5"},
     )
     assert json.loads(there.stdout) == json.loads(json.dumps(here.to_json([])))
-    assert plan(20, seed=8, tasks=4, partition="disjoint", join="irregular") != here
-    assert plan(20, seed=7, tasks=4, partition="disjoint", join="irregular") == here
+    assert plan(20, seed=8, tasks=4, partition="dirichlet:0.5", join="irregular") != here
+    assert plan(20, seed=7, tasks=4, partition="dirichlet:0.5", join="irregular") == here
 
 
 def test_floor_means_the_number_that_was_written() -> None:

@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save
 
 from holdfast.cli import main
 
@@ -51,6 +53,17 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["run", *TINY, "--set", "data.path=/nowhere.zip"], "there is no TinyImageNet at /nowhere.zip"),
         (["show", "/nowhere"], "is not the folder of a finished run"),
         (["predict", "/nowhere", "x.png"], "holds no model.safetensors"),
+        (["run", "--tasks", "12,0,13"], "plan.tasks = [12, 0, 13]"),
+        (["run", "--set", "method.name=[1]"], "unknown method [1]"),
+        (["run", "--set", "train.milestones=[0.5]"], "belong to train.schedule=steps"),
+        (["run", "--set", "train.lr=nan"], "train.lr"),
+        (["run", "--set", "data.path=x.zip"], "is of no use to glyphs"),
+        (["run", "--set", f"plan.order=random:{'1' * 5000}"], "unknown class order"),
+        (["run", "--set", "x=" + "[" * 3000], "unknown setting 'x'"),
+        (["run", "--seed", "x"], "Invalid value for '--seed'"),
+        (["run", "--nonsense"], "No such option: --nonsense"),
+        (["rn"], "No such command 'rn'"),
+        (["show"], "Missing argument"),
     ],
 )
 def test_one_sentence(
@@ -120,10 +133,39 @@ def test_predict_names_the_image_it_cannot_read(
     assert "strange.png" in refused(capsys, monkeypatch, "predict", str(tmp_path / "run"), str(image))
 
 
-def test_a_damaged_model_or_result_is_said(
+MODELS = [
+    b"\x10\x00\x00\x00\x00\x00\x00\x00{broken",
+    save({"w": torch.zeros(1)}),
+    save({"w": torch.zeros(1)}, metadata={"holdfast": "{}"}),
+    save({"w": torch.zeros(1)}, metadata={"holdfast": "[]"}),
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_damaged_model_is_said(
+    model: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(model)
+    assert "damaged" in refused(capsys, monkeypatch, "predict", str(tmp_path), "x.png")
+
+
+@pytest.mark.parametrize("result", [b'{"method": ', b"{}", b"\xff\xfe", b"null"])
+def test_a_damaged_result_is_said(
+    result: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "result.json").write_bytes(result)
+    assert "damaged" in refused(capsys, monkeypatch, "show", str(tmp_path))
+
+
+def test_a_config_for_windows_eyes_is_read_and_a_strange_table_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{broken")
-    (tmp_path / "result.json").write_text('{"method": ')
-    assert "damaged" in refused(capsys, monkeypatch, "predict", str(tmp_path), "x.png")
-    assert "damaged" in refused(capsys, monkeypatch, "show", str(tmp_path))
+    file = tmp_path / "config.toml"
+    file.write_bytes(b"\xef\xbb\xbf[train]\nepochs = 0\n")
+    assert "train.epochs = 0" in refused(capsys, monkeypatch, "run", str(file))
+    file.write_text("[for.fedavg]\nlr = 1.0\n")
+    assert "[for.fedavg] may hold settings such as train.lr" in refused(capsys, monkeypatch, "run", str(file))
+    file.write_text('[for.fedavg]\nmethod.name = "joint"\n')
+    assert "[for.fedavg]" in refused(capsys, monkeypatch, "run", str(file))
+    file.write_text("seed = " + "9" * 5000)
+    assert "is not TOML" in refused(capsys, monkeypatch, "run", str(file))

@@ -112,8 +112,8 @@ def test_fairness_follows_from_plan_and_confusion(folder: Path) -> None:
     for arrivals in plan["arrivals"]:
         held = {c for arrival in arrivals for c in arrival["classes"]}
         scores.append(np.mean([recall[c] for c in held]))
-        last = arrivals[-1]
-        kind = "Za" if arrivals[0]["round"] == 4 else "Zn" if last["round"] == 4 and last["classes"] else "Zo"
+        last = arrivals[-1]  # the last task begins in round 5
+        kind = "Za" if arrivals[0]["round"] == 5 else "Zn" if last["round"] == 5 and last["classes"] else "Zo"
         groups[kind].append(scores[-1])
     assert result.worst_client["accuracy"] == pytest.approx(min(scores))
     assert scores[int(result.worst_client["client"])] == pytest.approx(min(scores))
@@ -158,6 +158,22 @@ def test_a_finished_run_is_not_computed_again(folder: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (folder / "run").iterdir()} == before
 
 
+def test_where_it_is_computed_does_not_make_it_another_run(folder: Path) -> None:
+    again = command("run", "config.toml", "--seed", "3", "--out", "run", "--set", "run.device=cpu", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "complete already" in again.stdout
+
+
+def test_two_processes_do_not_write_to_one_folder(folder: Path) -> None:
+    words = ["config.toml", "--out", "both", "--set", "plan.rounds=12"]
+    line = [sys.executable, "-m", "holdfast", "run", *words]
+    both = [subprocess.Popen(line, cwd=folder, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = sorted((process.wait(timeout=300), process.communicate()[1]) for process in both)
+    assert [code for code, _ in ends] in ([0, 2], [0, 0])  # a late second one finds the run complete
+    assert all("is being written by another process" in said for code, said in ends if code == 2)
+    assert [line["round"] for line in read_record(folder / "both")] == list(range(1, 37))
+
+
 def test_another_config_does_not_overwrite_a_run(folder: Path) -> None:
     before = digest(folder / "run")
     refused = command("run", "config.toml", "--seed", "4", "--out", "run", cwd=folder)
@@ -182,6 +198,7 @@ def test_predict_names_classes_as_the_model_scores_them(folder: Path, tmp_path: 
         Image.fromarray(data.test.images[i].permute(1, 2, 0).numpy()).save(files[-1])
     answer = command("predict", folder / "run", *files, "--json", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
     guesses = json.loads(answer.stdout)
     truth = [data.classes[c] for c in data.test.labels.tolist()]
     right = np.mean([guess["classes"][0] == name for guess, name in zip(guesses, truth, strict=True)])

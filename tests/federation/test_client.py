@@ -120,7 +120,7 @@ def test_stayers_train_on_memory_on_their_last_data_or_not_at_all(
     plan = federation.world.plan
     rounds: list[Round] = list(play(federation, Serial()))
     for number in range(1, 3):
-        stayers = [c for c in plan.selected[number] if plan.group(c, number) == "Zo"]
+        stayers = [c for c in plan.selected[number] if plan.groups[number][c] == "Zo"]
         assert stayers
         for client in stayers:
             assert (client in rounds[number].line["trained"]) == (replay or zo_data == "last_task")

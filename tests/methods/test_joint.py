@@ -16,7 +16,7 @@ def test_clients_hold_all_their_classes_from_the_day_they_join(small: dict[str, 
         plain = plan_of(load_config(settings), data)
         joint = plan_of(load_config({**settings, "method": {"name": "joint"}}), data)
         assert joint.growths == ((0, tuple(c for task in plain.tasks for c in task)),)
-        assert (joint.selected, joint.tasks) == (plain.selected, plain.tasks)
+        assert (joint.selected, joint.tasks, joint.groups) == (plain.selected, plain.tasks, plain.groups)
         for before, after in zip(plain.arrivals, joint.arrivals, strict=True):
             [only] = after
             assert only.round == before[0].round

@@ -1,0 +1,83 @@
+"""Tables: what stands in them, and that different experiments are never averaged."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from holdfast.results.record import Result
+from holdfast.results.tables import comparison, markdown, result_lines, result_table, rows_table
+
+
+def result(**changes: Any) -> Result:
+    values: dict[str, Any] = {
+        "version": "0",
+        "experiment": "a",
+        "method": "fedavg",
+        "dataset": "glyphs",
+        "seed": 1,
+        "task_sizes": [2, 2],
+        "accuracy_after_task": [0.9, 0.5],
+        "accuracy_matrix": [[0.9], [0.2, 0.8]],
+        "average_accuracy": 0.7,
+        "last_accuracy": 0.5,
+        "forgetting": 0.7,
+        "macro_f1": 0.4,
+        "macro_recall": 0.5,
+        "worst_client": {"client": 3, "accuracy": 0.1},
+        "group_accuracy": {"Zo": None, "Zn": 0.4, "Za": 0.6},
+        "bytes": {"server": {"down": 2_000_000, "up": 1_000_000}},
+        "seconds": {"train": 1.5, "evaluate": 0.5},
+        "confusion": [[1]],
+        "classes": ["a"],
+    }
+    return Result(**{**values, **changes})
+
+
+def printed(table: object, width: int = 80) -> str:
+    console = Console(width=width, record=True, file=None, quiet=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_a_result_task_by_task() -> None:
+    text = printed(result_table(result()))
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+    assert rows == [
+        ["1", "2", "90.0", "90.0", "20.0", "70.0"],
+        ["2", "4", "50.0", "80.0", "80.0", "-"],
+        ["mean", "", "70.0", "", "50.0", "70.0"],
+    ]
+    lines = " ".join(result_lines(result()))
+    assert "moved on (Zn) 40.0, joined (Za) 60.0; worst: client 3 with 10.0" in lines
+    assert "2.0 MB sent to clients, 1.0 MB back, 2.0 s" in lines
+
+
+def test_seeds_are_averaged_and_counted_once() -> None:
+    runs = [result(), result(), result(seed=2, average_accuracy=0.8, accuracy_after_task=[1.0, 0.6])]
+    columns, [row] = comparison(runs)
+    assert columns == ["data", "method", "seeds", "2", "4", "average", "last", "forgotten"]
+    assert row == ["glyphs", "fedavg", "2", "95.0", "55.0", "75.0 ± 7.1", "50.0 ± 0.0", "70.0 ± 0.0"]
+
+
+def test_different_experiments_stay_apart_and_each_value_under_its_classes() -> None:
+    other = result(experiment="b", task_sizes=[3, 1], average_accuracy=0.6)
+    columns, rows = comparison([result(), other])
+    assert columns[3:6] == ["2", "3", "4"]
+    assert [row[1:6] for row in rows] == [
+        ["fedavg #b", "1", "", "90.0", "50.0"],
+        ["fedavg #a", "1", "90.0", "", "50.0"],
+    ]
+
+
+def test_markdown() -> None:
+    assert markdown(["method", "x"], [["a", "1"]]) == "| method | x |\n| --- | ---: |\n| a | 1 |"
+
+
+@pytest.mark.parametrize("word", ["a[b]c", ":x:", "[/bold]"])
+def test_words_are_printed_as_they_are(word: str) -> None:
+    console = Console(width=80, emoji=False)
+    with console.capture() as capture:
+        console.print(rows_table("", ["word"], [[word]]))
+    assert word in capture.get()
