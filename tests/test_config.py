@@ -39,7 +39,7 @@ def test_what_is_not_given_comes_from_the_preset_and_the_data_set() -> None:
     assert (config.train.lr, config.train.momentum, config.data.size, config.data.classes) == (0.1, 0.9, 32, None)
     assert (config.train.schedule, config.train.milestones) == ("cosine", None)
     steps = load_config(None, [("train.schedule", "steps")]).train
-    assert (steps.milestones, steps.gamma) == ((0.5, 0.75), 0.1)
+    assert (steps.milestones, steps.gamma) == ([0.5, 0.75], 0.1)
     assert load_config().data.classes == 25
 
 
