@@ -2,17 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.progress import TextColumn
-from safetensors.torch import save
 
 from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.augment import Transform
@@ -25,10 +23,11 @@ from holdfast.federation.local import Preset, Training, World
 from holdfast.federation.server import Server
 from holdfast.files import write_atomic, write_json
 from holdfast.models.incremental import ModelSpec
+from holdfast.models.stored import write_model
 from holdfast.progress import progress_bar
-from holdfast.results import metrics
 from holdfast.results.plots import accuracy_curve
 from holdfast.results.record import Record, Result, only_writer, read_result, write_result
+from holdfast.results.summary import summarise
 from holdfast.rounds import Federation, Round, play
 from holdfast.seeding import torch_generator
 
@@ -71,8 +70,9 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
         with only_writer(folder):
             write_json(folder / "plan.json", plan.to_json(data.classes))
             rounds = _play(federation, folder)
-            write_model(folder / "model.safetensors", config, federation)
-            result = summarise(config, plan, data.classes, rounds)
+            _write_model(folder / "model.safetensors", config, federation)
+            lines = [played.line for played in rounds]
+            result = summarise(_named(config), plan, data.classes, lines, rounds[-1].counts)
             accuracy_curve(result, folder / "accuracy.png")
             write_result(folder, result)
     return Run(folder, result, fresh=True)
@@ -149,6 +149,17 @@ def _digest(tree: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
 
 
+def _named(config: Config) -> dict[str, Any]:
+    """What a result says about which run it is."""
+    return {
+        "version": version("holdfast"),
+        "experiment": _digest({key: value for key, value in _identity(config).items() if key != "seed"}),
+        "method": config.method.label,
+        "dataset": config.data.name,
+        "seed": config.seed,
+    }
+
+
 def _is_done(folder: Path, config: Config) -> bool:
     """Is this very run complete in the folder? A folder with anything else in it is not ours to write to."""
     if not folder.exists():
@@ -196,71 +207,7 @@ def _note(line: Mapping[str, Any], plan: Plan) -> str:
     return f"{where}, accuracy {line['accuracy']:.1%}"
 
 
-def summarise(config: Config, plan: Plan, classes: Sequence[str], rounds: Sequence[Round]) -> Result:
-    """The result of a run from its rounds."""
-    ends = [played for number, played in enumerate(rounds) if plan.ends_task(number)]
-    matrix = [played.line["task_accuracy"] for played in ends]
-    after = [played.line["accuracy"] for played in ends]
-    last = ends[-1]
-    worst, groups = _fairness(plan, last.counts)
-    return Result(
-        version=version("holdfast"),
-        experiment=_digest({key: value for key, value in _identity(config).items() if key != "seed"}),
-        method=config.method.label,
-        dataset=config.data.name,
-        seed=config.seed,
-        task_sizes=[len(task) for task in plan.tasks],
-        accuracy_after_task=after,
-        accuracy_matrix=matrix,
-        average_accuracy=float(np.mean(after)),
-        last_accuracy=after[-1],
-        forgetting=metrics.forgetting(matrix),
-        macro_f1=last.line["macro_f1"],
-        macro_recall=last.line["macro_recall"],
-        worst_client=worst,
-        group_accuracy=groups,
-        bytes=_total_bytes(rounds),
-        seconds=_total_seconds(rounds),
-        confusion=last.counts.tolist(),
-        classes=[classes[c] for c in plan.seen(plan.rounds - 1)],
-    )
-
-
-def _fairness(plan: Plan, counts: metrics.Counts) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Who is left behind: the worst client, and the mean of each group of the last task, on classes they have held."""
-    place = {c: i for i, c in enumerate(plan.seen(plan.rounds - 1))}
-    held = {client: plan.held(client, plan.rounds - 1) for client in range(len(plan.arrivals))}
-    scores = {
-        client: metrics.client_accuracy(counts, [place[c] for c in classes])
-        for client, classes in held.items()
-        if classes
-    }
-    worst = min(scores, key=lambda client: scores[client])
-    groups: dict[str, list[float]] = {"Zo": [], "Zn": [], "Za": []}
-    for client, score in scores.items():
-        groups[plan.groups[-1][client]].append(score)
-    return {"client": worst, "accuracy": scores[worst]}, {
-        g: float(np.mean(s)) if s else None for g, s in groups.items()
-    }
-
-
-def _total_bytes(rounds: Sequence[Round]) -> dict[str, dict[str, int]]:
-    total: dict[str, dict[str, int]] = {}
-    for played in rounds:
-        for channel, ways in played.line["bytes"].items():
-            for way, count in ways.items():
-                total.setdefault(channel, {}).setdefault(way, 0)
-                total[channel][way] += count
-    return total
-
-
-def _total_seconds(rounds: Sequence[Round]) -> dict[str, float]:
-    phases = rounds[0].line["seconds"]
-    return {phase: round(sum(played.line["seconds"][phase] for played in rounds), 3) for phase in phases}
-
-
-def write_model(file: Path, config: Config, federation: Federation) -> None:
-    """The global model with all that is needed to use it, its class names first of all."""
+def _write_model(file: Path, config: Config, federation: Federation) -> None:
     world, registry = federation.world, federation.server.registry
     facts = {
         "classes": registry.names,
@@ -272,5 +219,4 @@ def write_model(file: Path, config: Config, federation: Federation) -> None:
         "mean": world.transform.mean,
         "std": world.transform.std,
     }
-    weights = {name: tensor.cpu().contiguous() for name, tensor in federation.server.weights.items()}
-    write_atomic(file, save(weights, metadata={"holdfast": json.dumps(facts)}))
+    write_model(file, federation.server.weights, facts)

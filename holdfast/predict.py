@@ -1,21 +1,19 @@
 """Classifying images with the final model of a run."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from holdfast.config import load_config
 from holdfast.data.augment import Transform
 from holdfast.data.decode import decode_image
-from holdfast.errors import HoldfastError
 from holdfast.federation.server import CHUNK
 from holdfast.methods.base import Method
 from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
+from holdfast.models.stored import damaged, read_model
 from holdfast.seeding import torch_generator
 
 
@@ -48,17 +46,13 @@ def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
 
 def _load(file: Path) -> tuple[Method, IncrementalModel, dict[str, Any]]:
     """A run's method, its final model, and the facts stored beside the weights."""
-    if not file.is_file():
-        raise HoldfastError(f"{file.parent} holds no model.safetensors; give the folder of a finished run")
+    weights, facts = read_model(file)
     try:
-        with safe_open(file, framework="pt") as stored:
-            facts = json.loads(stored.metadata()["holdfast"])
-            weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
         method = load_config({"method": facts["method"]}).method
         spec = ModelSpec(facts["backbone"], facts["norm"], facts["image_size"])
         model = method.build_model(spec, torch_generator(0))
         grow_to(model, facts["growths"], torch_generator(0))  # overwritten at once by the stored weights
         model.load_state_dict(weights)
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise HoldfastError(f"{file} is damaged or not a Holdfast model ({type(error).__name__})") from error
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise damaged(file, error) from error
     return method, model.eval(), facts

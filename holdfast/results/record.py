@@ -52,8 +52,10 @@ def only_writer(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise HoldfastError(f"{folder} is being written by another process; wait for it, or use --out") from error
-        yield
-    (folder / ".lock").unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            (folder / ".lock").unlink(missing_ok=True)
 
 
 class Record:

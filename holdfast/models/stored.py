@@ -1,0 +1,35 @@
+"""A model on disk: weights and facts in one safetensors file, never pickle."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from holdfast.errors import HoldfastError
+from holdfast.files import write_atomic
+
+
+def write_model(file: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """The weights with all that is needed to use them, the class names first of all."""
+    plain = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    write_atomic(file, save(plain, metadata={"holdfast": json.dumps(facts)}))
+
+
+def read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_model` wrote."""
+    if not file.is_file():
+        raise HoldfastError(f"{file.parent} holds no {file.name}; give the folder of a finished run")
+    try:
+        with safe_open(file, framework="pt") as stored:
+            facts = json.loads(stored.metadata()["holdfast"])
+            return {name: stored.get_tensor(name) for name in stored.keys()}, dict(facts)  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise damaged(file, error) from error
+
+
+def damaged(file: Path, error: Exception) -> HoldfastError:
+    return HoldfastError(f"{file} is damaged or not a Holdfast model ({type(error).__name__})")

@@ -1,0 +1,71 @@
+"""The result of a run, from its plan, the lines of its record and the counts of its last round."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.data.schedule import Plan
+from holdfast.results import metrics
+from holdfast.results.record import Result
+
+Line = Mapping[str, Any]
+
+
+def summarise(
+    identity: Mapping[str, Any], plan: Plan, classes: Sequence[str], lines: Sequence[Line], counts: metrics.Counts
+) -> Result:
+    """`identity` is what a Result says about which run it is: version, experiment, method, dataset, seed."""
+    ends = [line for number, line in enumerate(lines) if plan.ends_task(number)]
+    matrix = [line["task_accuracy"] for line in ends]
+    after = [line["accuracy"] for line in ends]
+    worst, groups = _fairness(plan, counts)
+    return Result(
+        **identity,
+        task_sizes=[len(task) for task in plan.tasks],
+        accuracy_after_task=after,
+        accuracy_matrix=matrix,
+        average_accuracy=float(np.mean(after)),
+        last_accuracy=after[-1],
+        forgetting=metrics.forgetting(matrix),
+        macro_f1=ends[-1]["macro_f1"],
+        macro_recall=ends[-1]["macro_recall"],
+        worst_client=worst,
+        group_accuracy=groups,
+        bytes=_total_bytes(lines),
+        seconds=_total_seconds(lines),
+        confusion=counts.tolist(),
+        classes=[classes[c] for c in plan.seen(plan.rounds - 1)],
+    )
+
+
+def _fairness(plan: Plan, counts: metrics.Counts) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Who is left behind: the worst client, and the mean of each group of the last task, on classes they have held."""
+    place = {c: i for i, c in enumerate(plan.seen(plan.rounds - 1))}
+    held = {client: plan.held(client, plan.rounds - 1) for client in range(len(plan.arrivals))}
+    scores = {
+        client: metrics.client_accuracy(counts, [place[c] for c in classes])
+        for client, classes in held.items()
+        if classes
+    }
+    worst = min(scores, key=lambda client: scores[client])
+    groups: dict[str, list[float]] = {"Zo": [], "Zn": [], "Za": []}
+    for client, score in scores.items():
+        groups[plan.groups[-1][client]].append(score)
+    means = {group: float(np.mean(values)) if values else None for group, values in groups.items()}
+    return {"client": worst, "accuracy": scores[worst]}, means
+
+
+def _total_bytes(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
+    total: dict[str, dict[str, int]] = {}
+    for line in lines:
+        for channel, ways in line["bytes"].items():
+            for way, count in ways.items():
+                total.setdefault(channel, {}).setdefault(way, 0)
+                total[channel][way] += count
+    return total
+
+
+def _total_seconds(lines: Sequence[Line]) -> dict[str, float]:
+    phases = lines[0]["seconds"]
+    return {phase: round(sum(line["seconds"][phase] for line in lines), 3) for phase in phases}
