@@ -19,10 +19,10 @@ from holdfast.experiment import plan_of, run_to_folder
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
 from holdfast.results.record import Result, read_result
-from holdfast.results.tables import comparison, markdown, percent, result_lines, result_table, rows_table
+from holdfast.results.tables import by_data_set, comparison, markdown, percent, result_lines, result_table, rows_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-out = Console(emoji=False)
+out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)
@@ -84,9 +84,12 @@ def show(
     if as_json:
         print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
     elif as_markdown:
-        print(markdown(*comparison(results)))
+        print(
+            "\n\n".join(f"**{data}**\n\n{markdown(*comparison(some))}" for data, some in by_data_set(results).items())
+        )
     elif len(runs) > 1:
-        out.print(rows_table("Accuracy in %: mean (± standard deviation) over seeds", *comparison(results)))
+        for data, some in by_data_set(results).items():
+            out.print(rows_table(f"{data}: accuracy in %, mean (± standard deviation) over seeds", *comparison(some)))
     else:
         _show(results[0])
 

@@ -43,15 +43,23 @@ def result_lines(result: Result) -> list[str]:
     ]
 
 
+def by_data_set(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results on each data set."""
+    table: dict[str, list[Result]] = {}
+    for result in results:
+        table.setdefault(result.dataset, []).append(result)
+    return table
+
+
 def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters."""
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
     groups = [list(seeds.values()) for seeds in experiments.values()]
-    groups.sort(key=lambda group: (group[0].dataset, mean(r.average_accuracy for r in group)))
+    groups.sort(key=lambda group: mean(r.average_accuracy for r in group))
     seen = sorted({classes for group in groups for classes in accumulate(group[0].task_sizes)})
-    labels = [(group[0].dataset, group[0].method) for group in groups]
+    labels = [group[0].method for group in groups]
     rows = []
     for group, label in zip(groups, labels, strict=True):
         after = zip(*(r.accuracy_after_task for r in group), strict=True)
@@ -62,10 +70,10 @@ def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
             _with_deviation([r.forgetting for r in group if r.forgetting is not None]),
         ]
         # Two experiments of one method differ in some other setting: their numbers tell them apart.
-        name = label[1] if labels.count(label) == 1 else f"{label[1]} #{group[0].experiment}"
+        name = label if labels.count(label) == 1 else f"{label} #{group[0].experiment}"
         cells = [percent(at[classes]) if classes in at else "" for classes in seen]
-        rows.append([label[0], name, str(len(group)), *cells, *spread])
-    return ["data", "method", "seeds", *map(str, seen), "average", "last", "forgotten"], rows
+        rows.append([name, str(len(group)), *cells, *spread])
+    return ["method", "seeds", *map(str, seen), "average", "last", "forgotten"], rows
 
 
 def _with_deviation(values: Sequence[float]) -> str:
@@ -76,7 +84,7 @@ def _with_deviation(values: Sequence[float]) -> str:
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same table for a Markdown page."""
-    rule = ["---" if column in ("data", "method") else "---:" for column in columns]
+    rule = ["---" if column == "method" else "---:" for column in columns]
     return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
 
 
@@ -84,8 +92,12 @@ def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     """A plain table of words."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
-        numbers = all(NUMBER.fullmatch(row[i]) for row in rows)
-        table.add_column(column, overflow="fold", no_wrap=numbers, justify="right" if numbers else "left")
+        cells = [column, *(row[i] for row in rows)]
+        numbers = all(NUMBER.fullmatch(cell) for cell in cells[1:])
+        longest = max(len(word) for cell in cells for word in [*cell.split(), ""])
+        table.add_column(
+            column, overflow="fold", min_width=min(longest, 14), justify="right" if numbers and rows else "left"
+        )
     for row in rows:
         table.add_row(*map(escape, row))
     return table
