@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from statistics import mean, stdev
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -90,7 +91,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A plain table of words."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         cells = [column, *(row[i] for row in rows)]
         numbers = all(NUMBER.fullmatch(cell) for cell in cells[1:])
