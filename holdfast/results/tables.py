@@ -91,7 +91,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A plain table of words."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         cells = [column, *(row[i] for row in rows)]
         numbers = all(NUMBER.fullmatch(cell) for cell in cells[1:])
