@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
-from sklearn.linear_model import LogisticRegression
 
 from holdfast.data import glyphs
 from holdfast.data.glyphs import CHARACTERS, class_characters, faces_of, render
@@ -152,10 +151,13 @@ def test_ink_and_paper_always_contrast() -> None:
 
 
 def test_no_image_is_blank() -> None:
+    noise = np.random.default_rng(0).standard_normal((1, 3, 32, 32))
     images = render(len(CHARACTERS), 1, 1, 32, seed=3)
     for split in ("train", "test"):
         ink = ink_of(images[f"{split}_images"])
-        assert ((ink > 0.2).sum((1, 2)) >= 8).all()
+        # Half the least contrast of ink and paper, which the noise of an image without ink does not reach.
+        assert ((ink > 0.15).sum((1, 2)) >= 8).all()
+        assert (ink_of(np.full((1, 3, 32, 32), 60) + 255 * 0.06 * noise) > 0.15).sum() == 0
 
 
 @pytest.mark.parametrize("size", [16, 32, 45, 64])
@@ -212,15 +214,6 @@ def test_mean_and_deviation_are_those_of_the_images() -> None:
     pixels = render(100, 5, 1, 32, seed=0)["train_images"] / 255
     assert np.allclose(pixels.mean((0, 2, 3)), glyphs.MEAN, atol=0.04)
     assert np.allclose(pixels.std((0, 2, 3)), glyphs.STD, atol=0.02)
-
-
-def test_five_classes_can_be_learned_from_their_ink() -> None:
-    arrays = render(5, 60, 20, 32, seed=0)
-    train, test = (
-        ink_of(arrays[f"{split}_images"]).reshape(-1, 16, 2, 16, 2).mean((2, 4)) for split in ("train", "test")
-    )
-    model = LogisticRegression(max_iter=200).fit(train.reshape(len(train), -1), arrays["train_labels"])
-    assert model.score(test.reshape(len(test), -1), arrays["test_labels"]) > 0.7
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1, len(CHARACTERS) + 1])
