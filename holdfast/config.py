@@ -57,7 +57,7 @@ class PlanSettings:
     clients: Count = _setting(30, "clients in the first task")
     join_per_task: Annotated[int, Field(ge=0, le=1_000_000)] = _setting(10, "clients that join in each later task")
     join: Literal["task", "irregular"] = _setting(
-        "task", "newcomers join in the task's first round, or spread over its rounds"
+        "task", "newcomers join in a task's first round (task), or spread over its rounds (irregular)"
     )
     selected: Count = _setting(10, "clients selected in each round")
     move_on: Annotated[float, Field(ge=0, le=1)] = _setting(
@@ -65,9 +65,11 @@ class PlanSettings:
     )
     class_share: Fraction = _setting(0.6, "share of a task's classes that a client holds")
     partition: str = _setting("shared", "images of a class: shared by its holders, disjoint, or dirichlet:<alpha>")
-    zo_data: Literal["memory", "last_task"] = _setting("memory", "what a client that does not move on trains on")
+    zo_data: Literal["memory", "last_task"] = _setting(
+        "memory", "what a client that does not move on trains on: memory or last_task"
+    )
     growth: Literal["schedule", "announce"] = _setting(
-        "schedule", "who tells the server of new classes: the schedule or the clients"
+        "schedule", "who tells the server of new classes: the schedule, or clients that announce them"
     )
     memory: Annotated[int, Field(ge=0, le=10_000_000)] = _setting(2000, "exemplars that a client may keep")
 
@@ -77,7 +79,7 @@ class ModelSettings:
     """The network."""
 
     name: str = _setting("convnet", "backbone: " + ", ".join(BACKBONES))
-    norm: Literal["batch", "group"] = _setting("batch", "normalisation layers")
+    norm: Literal["batch", "group"] = _setting("batch", "normalisation layers: batch or group")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -89,12 +91,16 @@ class TrainSettings:
     lr: Annotated[float, Field(gt=0, le=100)] | None = _setting(None, "learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = _setting(None, "momentum of SGD")
     weight_decay: Annotated[float, Field(ge=0, le=1)] | None = _setting(None, "weight decay of SGD")
-    schedule: Literal["cosine", "steps"] | None = _setting(None, "how the learning rate falls in the course of a task")
+    schedule: Literal["cosine", "steps"] | None = _setting(
+        None, "how the learning rate falls in the course of a task: cosine or steps"
+    )
     milestones: list[Annotated[float, Field(ge=0, le=1)]] | None = _setting(
         None, "steps: the parts of a task after which the learning rate drops"
     )
     gamma: Annotated[float, Field(gt=0, le=1)] | None = _setting(None, "steps: the factor of each drop")
-    weighting: Literal["uniform", "samples"] = _setting("uniform", "weights of the clients in the average")
+    weighting: Literal["uniform", "samples"] = _setting(
+        "uniform", "weights of the clients in the average: uniform or samples"
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
