@@ -1,0 +1,84 @@
+"""Reconstruction: the batched minimiser, and images from gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.data import glyphs
+from holdfast.models.encoder import GradientEncoder
+from holdfast.privacy.encode import labels_of, prototype_gradients
+from holdfast.privacy.reconstruct import gradient_distance, minimise, reconstruct
+from holdfast.seeding import torch_generator
+
+
+def rosenbrock(points: Tensor) -> tuple[Tensor, Tensor]:
+    points = points.detach().requires_grad_()
+    values = (100 * (points[:, 1:] - points[:, :-1] ** 2) ** 2 + (1 - points[:, :-1]) ** 2).sum(dim=1)
+    return values.detach(), torch.autograd.grad(values.sum(), points)[0]
+
+
+def test_the_minimiser_finds_known_minima() -> None:
+    start = 2 * torch.randn(8, 4, generator=torch_generator(1), dtype=torch.float64)
+    points, values = minimise(rosenbrock, start, iterations=200)
+    solved = values < 1e-12  # Rosenbrock's function has a second, local minimum near (-1, 1, 1, 1)
+    assert solved.sum() >= 5
+    torch.testing.assert_close(points[solved], torch.ones_like(points[solved]))
+    assert (rosenbrock(points)[1].abs().amax(dim=1) < 1e-4).all()
+
+
+def test_values_never_rise_and_each_function_keeps_its_own_path() -> None:
+    start = 2 * torch.randn(6, 3, generator=torch_generator(2), dtype=torch.float64)
+    before = rosenbrock(start)[0]
+    for iterations in (1, 5, 20):
+        points, values = minimise(rosenbrock, start, iterations)
+        assert (values <= before).all()
+        before = values
+        for i in range(6):
+            alone, _ = minimise(rosenbrock, start[i : i + 1], iterations)
+            torch.testing.assert_close(alone[0], points[i])
+
+
+def test_the_distance_is_the_sum_over_all_layers() -> None:
+    encoder = GradientEncoder(16, 5, torch_generator(0)).double()
+    pixels = torch.rand(2, 3, 16, 16, generator=torch_generator(1), dtype=torch.float64)
+    labels = torch.tensor([1, 3])
+    wanted = prototype_gradients(encoder, 1 - pixels, labels)
+    expected = [
+        sum(
+            float(((g - wanted[name]) ** 2)[i].sum())
+            for name, g in prototype_gradients(encoder, pixels, labels).items()
+        )
+        for i in range(2)
+    ]
+    assert gradient_distance(encoder, pixels, labels, wanted).tolist() == pytest.approx(expected)
+    assert gradient_distance(encoder, 1 - pixels, labels, wanted).tolist() == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def prototypes() -> tuple[GradientEncoder, Tensor, Tensor, Tensor]:
+    encoder = GradientEncoder(16, 10, torch_generator(0)).double()
+    drawn: np.ndarray = glyphs.render(3, 1, 1, 16, 0)["train_images"]
+    start = torch.randn(3, 3, 16, 16, generator=torch_generator(5), dtype=torch.float64)
+    return encoder, torch.from_numpy(drawn).double() / 255, torch.tensor([2, 7, 9]), start
+
+
+def test_batched_equals_image_by_image(prototypes: tuple[GradientEncoder, Tensor, Tensor, Tensor]) -> None:
+    encoder, pixels, labels, start = prototypes
+    wanted = prototype_gradients(encoder, pixels, labels)
+    together, losses = reconstruct(encoder, wanted, labels, start, iterations=15)
+    for i in range(3):
+        mine = {name: gradient[i : i + 1] for name, gradient in wanted.items()}
+        alone, loss = reconstruct(encoder, mine, labels[i : i + 1], start[i : i + 1], iterations=15)
+        torch.testing.assert_close(alone[0], together[i])
+        torch.testing.assert_close(loss[0], losses[i])
+
+
+def test_an_unperturbed_gradient_is_inverted(prototypes: tuple[GradientEncoder, Tensor, Tensor, Tensor]) -> None:
+    encoder, pixels, labels, start = prototypes
+    wanted = prototype_gradients(encoder, pixels, labels)
+    images, losses = reconstruct(encoder, wanted, labels_of(wanted), start, iterations=350)
+    assert losses.max() < 1e-3
+    assert (images - pixels).square().mean(dim=(1, 2, 3)).max() < 1e-3
+    assert images.min() >= 0
+    assert images.max() <= 1
