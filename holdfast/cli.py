@@ -12,14 +12,22 @@ from rich.console import Console
 from rich.markup import escape
 
 from holdfast.config import Config, describe, load_config, parse_setting
-from holdfast.data.schedule import Plan
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import plan_of, run_to_folder
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
 from holdfast.results.record import Result, read_result
-from holdfast.results.tables import by_data_set, comparison, markdown, percent, result_lines, result_table, rows_table
+from holdfast.results.tables import (
+    by_data_set,
+    comparison,
+    markdown,
+    percent,
+    plan_tables,
+    result_lines,
+    result_table,
+    rows_table,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
@@ -134,7 +142,8 @@ def plan(
     if as_json:
         print(json.dumps(made.to_json(data.classes)))
     else:
-        _show_plan(made, data.classes)
+        for table in plan_tables(made, data.classes):
+            out.print(table)
 
 
 @app.command()
@@ -212,34 +221,3 @@ def _show(result: Result) -> None:
 
 def _likely(classes: list[str], probabilities: list[float]) -> list[str]:
     return [f"{name} ({percent(p)} %)" for name, p in zip(classes, probabilities, strict=True)]
-
-
-def _show_plan(plan: Plan, names: tuple[str, ...]) -> None:
-    last = plan.rounds_per_task
-    rows = []
-    for t, classes in enumerate(plan.tasks):
-        groups = plan.groups[t]
-        first, end = t * last + 1, (t + 1) * last
-        newcomers = {client for client, group in enumerate(groups) if group == "Za"}
-        picked = {client for chosen in plan.selected[first - 1 : end] for client in chosen}
-        rows.append(
-            [
-                str(t + 1),
-                f"{first}-{end}",
-                " ".join(names[c] for c in classes),
-                *(str(groups.count(group)) for group in ("Zo", "Zn", "Za")),
-                f"{len(picked)} ({len(picked & newcomers)} new)",
-            ]
-        )
-    columns = ["task", "rounds", "classes", "Zo stay", "Zn move on", "Za join", "selected"]
-    out.print(rows_table("The federation by task", columns, rows))
-    holdings = [
-        [
-            str(client),
-            str(arrivals[0].round + 1),
-            " | ".join(f"{a.round + 1}: " + (" ".join(names[c] for c in a.classes) or "(memory)") for a in arrivals),
-            " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
-        ]
-        for client, arrivals in enumerate(plan.arrivals)
-    ]
-    out.print(rows_table("The clients", ["client", "joins", "round: classes", "selected in rounds"], holdings))

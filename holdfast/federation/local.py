@@ -13,7 +13,6 @@ from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
 from holdfast.data.schedule import Arrival, Plan
 from holdfast.federation.messages import Job, State
-from holdfast.federation.registry import Registry
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
 
@@ -89,10 +88,6 @@ class World:
             return torch.tensor(arrival.images, dtype=torch.int64)
         return torch.cat([self.train.by_class[c] for c in arrival.classes] or [torch.empty(0, dtype=torch.int64)])
 
-    def known(self, rows: Tensor, registry: Registry) -> Tensor:
-        """Those of `rows` whose class has a place in the head."""
-        return rows[registry.positions(self.classes)[self.train.labels[rows]] >= 0]
-
 
 class Local:
     """What a method sees on a client while it works on a job."""
@@ -107,19 +102,23 @@ class Local:
         """The current images of known classes."""
         arrivals = self.world.plan.arrivals[self.state.client]
         current = arrivals[self.world.plan.current(self.state.client, self.job.round)]
-        return self.world.known(self.world.holding(current), self.registry)
+        return self._known(self.world.holding(current))
 
     @cached_property
     def memory(self) -> Tensor:
         """The exemplars of classes that the current data does not have."""
         present = set(self.world.train.labels[self.data].unique().tolist())
         kept = [rows for c, rows in self.state.memory.items() if c not in present]
-        return self.world.known(torch.cat([*kept, torch.empty(0, dtype=torch.int64)]).long(), self.registry)
+        return self._known(torch.cat([*kept, torch.empty(0, dtype=torch.int64)]).long())
 
     @property
     def everything(self) -> Tensor:
         """Current data, then exemplars."""
         return torch.cat([self.data, self.memory])
+
+    def _known(self, rows: Tensor) -> Tensor:
+        """Those of `rows` whose class has a place in the head."""
+        return rows[self._positions[self.world.train.labels[rows]] >= 0]
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """This client's own chance, for one purpose in this round."""

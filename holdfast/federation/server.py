@@ -1,6 +1,6 @@
 """The global server: it grows the head, averages the clients' models and evaluates the result."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -87,16 +87,17 @@ class Server:
 
     def scores(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
         """The method's scores (N, C) of these images, on the CPU."""
-        device = next(self.model.parameters()).device
-        with evaluating(self.model):
-            parts = [
-                self.method.predict(self.model, transform.plain(images.images[r].to(device))) for r in rows.split(CHUNK)
-            ]
-        return torch.cat(parts).cpu()
+        return self._pass(images, transform, rows, lambda pixels: self.method.predict(self.model, pixels))
 
     def features(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
         """The features (N, d) of these images under the global model, on the CPU."""
+        return self._pass(images, transform, rows, lambda pixels: self.model(pixels).features)
+
+    def _pass(
+        self, images: ImageSet, transform: Transform, rows: Tensor, question: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """One pass over these images in fixed chunks."""
         device = next(self.model.parameters()).device
         with evaluating(self.model):
-            parts = [self.model(transform.plain(images.images[r].to(device))).features for r in rows.split(CHUNK)]
+            parts = [question(transform.plain(images.images[some].to(device))) for some in rows.split(CHUNK)]
         return torch.cat(parts).cpu()

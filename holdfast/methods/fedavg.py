@@ -5,9 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from holdfast.federation.local import Batch, Local
-from holdfast.losses import cross_entropy
-from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.base import STRICT, Method
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -23,6 +21,3 @@ class FedAvg(Method):
     @property
     def keeps_memory(self) -> bool:
         return self.replay
-
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        return {"classification": cross_entropy(local.model(batch.images).logits, batch.labels)}

@@ -6,9 +6,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 
 from holdfast.data.schedule import Arrival, Plan
-from holdfast.federation.local import Batch, Local
-from holdfast.losses import cross_entropy
-from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.base import STRICT, Method
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -25,9 +23,6 @@ class Joint(Method):
         return replace(
             plan, arrivals=tuple(_at_once(arrivals) for arrivals in plan.arrivals), growths=((0, everything),)
         )
-
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        return {"classification": cross_entropy(local.model(batch.images).logits, batch.labels)}
 
 
 def _at_once(arrivals: tuple[Arrival, ...]) -> tuple[Arrival, ...]:

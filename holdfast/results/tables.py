@@ -9,6 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from holdfast.data.schedule import Plan
 from holdfast.results.record import Result
 
 NUMBER = re.compile(r"|-|[\d.-]+( ± [\d.]+)?")
@@ -81,6 +82,33 @@ def _with_deviation(values: Sequence[float]) -> str:
     if len(values) < 2:
         return percent(values[0] if values else None)
     return f"{percent(mean(values))} ± {percent(stdev(values))}"
+
+
+def plan_tables(plan: Plan, names: Sequence[str]) -> list[Table]:
+    """A plan for people: the federation task by task, and what each client gets when; rounds counted from 1."""
+    tasks = []
+    for t, classes in enumerate(plan.tasks):
+        groups = plan.groups[t]
+        first, end = t * plan.rounds_per_task, (t + 1) * plan.rounds_per_task
+        picked = {client for chosen in plan.selected[first:end] for client in chosen}
+        new = sum(groups[client] == "Za" for client in picked)
+        sizes = [str(groups.count(group)) for group in ("Zo", "Zn", "Za")]
+        held = " ".join(names[c] for c in classes)
+        tasks.append([str(t + 1), f"{first + 1}-{end}", held, *sizes, f"{len(picked)} ({new} new)"])
+    clients = [
+        [
+            str(client),
+            str(arrivals[0].round + 1),
+            " | ".join(f"{a.round + 1}: " + (" ".join(names[c] for c in a.classes) or "(memory)") for a in arrivals),
+            " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
+        ]
+        for client, arrivals in enumerate(plan.arrivals)
+    ]
+    columns = ["task", "rounds", "classes", "Zo stay", "Zn move on", "Za join", "selected"]
+    return [
+        rows_table("The federation by task", columns, tasks),
+        rows_table("The clients", ["client", "joins", "round: classes", "selected in rounds"], clients),
+    ]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
