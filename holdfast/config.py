@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from holdfast.data.sources import SOURCES
 from holdfast.errors import HoldfastError, nearest
+from holdfast.federation.local import Preset
 from holdfast.methods import METHODS
 from holdfast.methods.base import STRICT, Method
 from holdfast.models import BACKBONES
@@ -125,6 +126,7 @@ class Config:
     run: RunSettings = Field(default_factory=RunSettings)
 
 
+PRESET = [field.name for field in fields(Preset)]
 ROOMS: dict[str, type] = {
     "data": DataSettings,
     "plan": PlanSettings,
@@ -237,9 +239,7 @@ def describe() -> list[tuple[str, str, str]]:
     rows = [("seed", "2021", str(dict(_fields(Config))["seed"].description))]
     for room, kind in ROOMS.items():
         for key, info in _fields(kind):
-            default = (
-                "(preset)" if key in asdict(Method.preset) else "" if info.default is None else _toml(info.default)
-            )
+            default = "(preset)" if key in PRESET else "" if info.default is None else _toml(info.default)
             rows.append((f"{room}.{key}", default, info.description or ""))
     rows.append(("method.name", "fedavg", "method: " + ", ".join(METHODS)))
     for name, cls in METHODS.items():

@@ -20,6 +20,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Preset, Training, World
+from holdfast.federation.proxy import ProxyHome
 from holdfast.federation.server import Server
 from holdfast.files import write_atomic, write_json
 from holdfast.models.incremental import ModelSpec
@@ -92,19 +93,24 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     train = config.train
     given = {field.name: getattr(train, field.name) for field in fields(Preset)}
     optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
+    transform = Transform(data.mean, data.std, data.flip)
+    proxy = config.method.build_proxy(ProxyHome(spec, transform, len(data.classes), config.seed, device))
     world = World(
         method=config.method,
         plan=plan,
         classes=data.classes,
         train=data.train,
-        transform=Transform(data.mean, data.std, data.flip),
+        transform=transform,
         spec=spec,
         training=Training(train.epochs, train.batch, optimiser),
         memory=config.plan.memory,
         seed=config.seed,
         device=device,
+        encoder=proxy.encoder,
     )
-    return Federation(world, Server(config.method, model, config.seed), data.test, config.plan.growth, train.weighting)
+    server = Server(config.method, model, config.seed)
+    detector = config.method.build_detector(plan)
+    return Federation(world, server, proxy, detector, data.test, config.plan.growth, train.weighting)
 
 
 def choose_device(name: str) -> torch.device:

@@ -13,6 +13,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+def entropy(logits: Tensor) -> Tensor:
+    """-sum_j p_j ln p_j of each sample (Eq. 8), (B,); the paper prints it without the minus."""
+    terms: Tensor = torch.special.entr(logits.softmax(dim=1))
+    return terms.sum(dim=1)
+
+
 def softmax_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     """|V| = 1 - p_y (Eq. 2), (B,); from the other classes' mass, so that it stays exact when p_y rounds to 1 (N2)."""
     logits = logits.detach()
@@ -42,6 +48,11 @@ def group_balanced_weights(gradients: Tensor, groups: Tensor, exponent: float) -
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """L_CB (Eq. 5): mean of w_i CE_i."""
     return (weights * F.cross_entropy(logits, labels, reduction="none")).mean()
+
+
+def one_hot(labels: Tensor, like: Tensor) -> Tensor:
+    """Labels (B,) as vectors of the width and type of `like` (B, C)."""
+    return F.one_hot(labels, like.shape[1]).to(like.dtype)
 
 
 def soft_labels(labels: Tensor, classes: int, teacher: Tensor) -> Tensor:
@@ -90,3 +101,16 @@ def weighted_binary_cross_entropy(logits: Tensor, targets: Tensor, weights: Tens
 def distillation_binary_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     """iCaRL's distillation: mean BCE of the old outputs (B, K) against the teacher's sigmoids (B, K)."""
     return F.binary_cross_entropy_with_logits(logits[:, : teacher.shape[1]], teacher.detach())
+
+
+def augmentation_scale(previous: float, old_classes: int, traces: Tensor) -> float:
+    """omega^t (Eq. 12): the mean of Tr(cov)/d over all classes seen; `traces` has those of the new classes (N8)."""
+    total = old_classes + len(traces)
+    return (old_classes * previous + float(traces.sum())) / total if total else 0.0
+
+
+def bounded_noise(noise: Tensor, variance: Tensor, radius: float) -> Tensor:
+    """Noise (..., d) brought back into the ball |noise|^2 <= radius sum(variance) of Eq. 11, where it left it (N9)."""
+    bound = (radius * variance.sum(dim=-1, keepdim=True)).sqrt()
+    length = noise.norm(dim=-1, keepdim=True)
+    return noise * torch.where(length > bound, bound / length.clamp(min=TINY), torch.ones_like(length))

@@ -10,7 +10,7 @@ import torch
 from holdfast.config import load_config
 from holdfast.data.augment import Transform
 from holdfast.data.decode import decode_image
-from holdfast.federation.server import CHUNK
+from holdfast.federation.passes import CHUNK
 from holdfast.methods.base import Method
 from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
 from holdfast.models.stored import damaged, read_model

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -10,25 +10,27 @@ from torch import Tensor
 
 from holdfast.data.images import ImageSet
 from holdfast.engines import Engine
-from holdfast.federation.client import ClientWork, remember
+from holdfast.federation.client import ClientWork, observe, remember
 from holdfast.federation.local import World
-from holdfast.federation.messages import Job, Reply, State
+from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State
+from holdfast.federation.proxy import Proxy
 from holdfast.federation.server import Server
-from holdfast.federation.transition import Told
+from holdfast.federation.transition import Detector
 from holdfast.results import metrics
 from holdfast.results.metrics import Counts
 
 
 @dataclass
 class Federation:
-    """The server, the clients' states, and the world they live in."""
+    """The global server, the proxy, the clients' states, and the world they live in."""
 
     world: World
     server: Server
+    proxy: Proxy
+    detector: Detector
     test: ImageSet
     growth: str  # schedule or announce
     weighting: str
-    detector: Told = field(default_factory=Told)
     states: dict[int, State] = field(default_factory=dict)
     announced: tuple[str, ...] = ()
     last_growth: int = 0  # the round of it
@@ -61,18 +63,27 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
     with clock("grow"):
         grown = _grow(federation, number)
     with clock("observe"):
-        noticed = federation.detector.noticed(plan, number)
-        _remember(federation, noticed, {c: plan.current(c, number) for c in noticed})
+        _remember(
+            federation,
+            changed := [c for c, _ in plan.arriving.get(number, [])],
+            {c: plan.current(c, number) for c in changed},
+        )
+        detection = _detect(federation, number)
     with clock("train"):
         selected = plan.selected[number]
         job = _job(federation, number)
-        replies = []
-        for state, reply in engine.map(work, [federation.state(c) for c in selected], [job] * len(selected)):
+        inbox = Inbox(job, federation.proxy.teachers(server.latest_growth))
+        replies: list[Reply] = []
+        shares: list[PrototypeShare] = []
+        for state, reply, share in engine.map(work, [federation.state(c) for c in selected], [inbox] * len(selected)):
             federation.store([state])
             replies.append(reply)
+            shares += share
             tick()
     with clock("aggregate"):
         server.aggregate(replies, federation.weighting)
+    with clock("proxy"):
+        judged = federation.proxy.judge(number, server.registry.growths, server.weights, shares)
     with clock("remember"):
         if plan.ends_task(number):
             present = plan.present(number)
@@ -90,8 +101,16 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
         "selected": list(selected),
         "trained": [c for c, reply in zip(selected, replies, strict=True) if reply.weights],
         "grown": list(grown),
-        "detector": {"arrivals": len(plan.arriving.get(number, [])), "noticed": len(noticed)},
-        "bytes": {"server": {"down": job.size * len(selected), "up": sum(reply.size for reply in replies)}},
+        "detector": detection,
+        "proxy": judged,
+        "bytes": {
+            "server": {"down": job.size * len(selected), "up": sum(reply.size for reply in replies)},
+            "proxy": {
+                "encoder": federation.proxy.welcome(int((plan.joined == number).sum())),
+                "teachers": inbox.teachers.size * len(selected),
+                "shares": sum(share.size for share in shares),
+            },
+        },
         "seconds": clock.seconds,
     }
     return Round(line, counts)
@@ -111,6 +130,36 @@ def _grow(federation: Federation, number: int) -> tuple[str, ...]:
     arrived = (classes[c] for _, arrival in plan.arriving.get(number, []) for c in arrival.classes)
     federation.announced = server.registry.unknown(arrived)
     return names
+
+
+def _detect(federation: Federation, number: int) -> dict[str, Any]:
+    """Asks every present client's detector, notes what each has noticed, and compares that with the truth.
+
+    A false alarm changes nothing; what was missed waits for the next alarm, and nothing of it is lost."""
+    world, plan = federation.world, federation.world.plan
+    arrived = {client for client, arrival in plan.arriving.get(number, []) if arrival.classes}
+
+    def entropies() -> dict[int, float]:
+        return observe(
+            world,
+            plan.present(number),
+            number,
+            lambda rows: federation.server.entropies(world.train, world.transform, rows),
+        )
+
+    late, false_alarms, hits = [], [], set()
+    for client in federation.detector.notice(number, entropies):
+        state, current = federation.state(client), plan.current(client, number)
+        waiting = [arrival for arrival in plan.arrivals[client][state.noticed : current + 1] if arrival.classes]
+        if not waiting:
+            false_alarms.append(client)
+            continue
+        if client in arrived:
+            hits.add(client)
+        late += [[client, number - arrival.round] for arrival in waiting if arrival.round < number]
+        federation.store([replace(state, noticed=current + 1)])
+    misses = sorted(arrived - hits)
+    return {"arrivals": len(arrived), "hits": len(hits), "misses": misses, "late": late, "false_alarms": false_alarms}
 
 
 def _remember(federation: Federation, clients: Sequence[int], upto: dict[int, int]) -> None:

@@ -20,7 +20,7 @@ class Transform:
 
     def plain(self, images: Tensor) -> Tensor:
         """uint8 images (B, 3, S, S) to normalised floats, as in testing."""
-        return self._normalise(images.float().div_(255))
+        return self.normalised(images.float().div_(255))
 
     def augmented(self, images: Tensor, rng: torch.Generator) -> Tensor:
         """uint8 images (B, 3, S, S) to randomly cropped, mirrored, brightened and normalised floats."""
@@ -29,12 +29,13 @@ class Transform:
         mirrored = (torch.rand(count, generator=rng) < 0.5).to(device) & self.flip
         brightness = (1 + BRIGHTNESS * (2 * torch.rand(count, generator=rng) - 1)).to(device)
         pixels = crop_and_flip(images, shifts, mirrored).float().div_(255)
-        return self._normalise(pixels.mul_(brightness.view(-1, 1, 1, 1)).clamp_(0, 1))
+        return self.normalised(pixels.mul_(brightness.view(-1, 1, 1, 1)).clamp_(0, 1))
 
-    def _normalise(self, pixels: Tensor) -> Tensor:
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels from 0 to 1 as a network sees them."""
         mean = pixels.new_tensor(self.mean).view(3, 1, 1)
         std = pixels.new_tensor(self.std).view(3, 1, 1)
-        return pixels.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+        return ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
 def crop_and_flip(images: Tensor, shifts: Tensor, mirrored: Tensor) -> Tensor:

@@ -101,6 +101,12 @@ class Plan:
         }
 
 
+def new_classes(arrivals: Sequence[Arrival], start: int, end: int) -> list[int]:
+    """The classes that the arrivals from `start` to `end` brought a client for the first time."""
+    before = {c for arrival in arrivals[:start] for c in arrival.classes}
+    return [c for c in dict.fromkeys(c for arrival in arrivals[start:end] for c in arrival.classes) if c not in before]
+
+
 def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[int, Sequence[int]], seed: int) -> Plan:
     """Draws the whole federation: `names` are the classes, `images` the training images of each."""
     kind, alpha = parse_partition(settings.partition)

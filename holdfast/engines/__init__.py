@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from holdfast.federation.client import ClientWork
-from holdfast.federation.messages import Job, Reply, State
+from holdfast.federation.client import ClientWork, Outcome
+from holdfast.federation.messages import Inbox, State
 
 
 class Engine(Protocol):
-    """Runs `work` on pairs of states and jobs and yields the outcomes in their order."""
+    """Runs `work` on pairs of states and inboxes and yields the outcomes in their order."""
 
-    def map(self, work: ClientWork, states: Sequence[State], jobs: Iterable[Job]) -> Iterator[tuple[State, Reply]]: ...
+    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]: ...

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from holdfast.federation.client import ClientWork
-from holdfast.federation.messages import Job, Reply, State
+from holdfast.federation.client import ClientWork, Outcome
+from holdfast.federation.messages import Inbox, State
 
 
 class Serial:
     """The plainest engine, and the one that the others must equal."""
 
-    def map(self, work: ClientWork, states: Sequence[State], jobs: Iterable[Job]) -> Iterator[tuple[State, Reply]]:
-        return map(work, states, jobs)
+    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        return map(work, states, inboxes)

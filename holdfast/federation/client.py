@@ -1,7 +1,7 @@
 """A client's work in a round, a pure function of its state and a job; and what it keeps of a finished task."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.data.memory import herd, quota
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Local, Stage, World
-from holdfast.federation.messages import Job, Reply, State
+from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State, Weights
 from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
 
@@ -19,18 +19,23 @@ if TYPE_CHECKING:
     from holdfast.methods.base import Method
 
 
+Outcome = tuple[State, Reply, tuple[PrototypeShare, ...]]  # kept, for the global server, for the proxy
+
+
 class ClientWork:
-    """`(state, job) -> (state, reply)`. It changes neither argument; the model it trains in is only a buffer."""
+    """`(state, inbox) -> (state, reply, shares)`. It changes neither argument; the models it works in are buffers."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._buffer: IncrementalModel | None = None
+        self._buffers: dict[str, IncrementalModel] = {}
 
-    def __call__(self, state: State, job: Job) -> tuple[State, Reply]:
-        local = Local(self.world, state, job, self._model(job))
+    def __call__(self, state: State, inbox: Inbox) -> Outcome:
+        job = inbox.job
+        model = self._load("student", job.registry.growths, job.weights).train()
+        local = Local(self.world, state, inbox, model, self._frozen)
         samples = len(local.everything)
         if not samples:
-            return state, Reply()
+            return state, Reply(), ()
         sums: dict[str, Tensor] = {}
         count = 0
         for stage in self.world.method.stages(local):
@@ -38,16 +43,23 @@ class ClientWork:
         weights = {name: tensor.detach().clone() for name, tensor in local.model.state_dict().items()}
         losses = {name: float(total) / count for name, total in sums.items()}
         self._check_finite(state, job, weights)
-        return state, Reply(weights, samples, losses)
+        state, shares = self.world.method.share(local)
+        return state, Reply(weights, samples, losses), shares
 
-    def _model(self, job: Job) -> IncrementalModel:
-        """The buffer with the job's weights in it."""
-        rng = torch_generator(0, "buffer")  # overwritten at once by the job's weights
-        if self._buffer is None or len(self._buffer.blocks) > len(job.registry.growths):
-            self._buffer = self.world.method.build_model(self.world.spec, rng).to(self.world.device)
-        grow_to(self._buffer, job.registry.growths, rng)
-        self._buffer.load_state_dict(dict(job.weights))
-        return self._buffer.train()
+    def _load(self, role: str, growths: tuple[int, ...], weights: Weights) -> IncrementalModel:
+        """The buffer of a role with these weights in it."""
+        rng = torch_generator(0, "buffer")  # overwritten at once by the weights
+        model = self._buffers.get(role)
+        if model is None or len(model.blocks) > len(growths):
+            model = self.world.method.build_model(self.world.spec, rng).to(self.world.device)
+            self._buffers[role] = model
+        grow_to(model, growths, rng)
+        model.load_state_dict(dict(weights))
+        return model
+
+    def _frozen(self, role: str, growths: tuple[int, ...], weights: Weights) -> IncrementalModel:
+        """The same in evaluation mode; nothing is learned by it."""
+        return self._load(role, growths, weights).eval().requires_grad_(False)
 
     def _check_finite(self, state: State, job: Job, weights: dict[str, Tensor]) -> None:
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
@@ -79,6 +91,23 @@ def diverged(state: State, job: Job, lr: float) -> HoldfastError:
         f"the loss of client {state.client} is no longer finite in round {job.round + 1}; "
         f"lower train.lr (now {lr:g}) and run again; the rounds before it are in the record"
     )
+
+
+def observe(
+    world: World, clients: Sequence[int], number: int, entropies: Callable[[Tensor], Tensor]
+) -> dict[int, float]:
+    """The average entropy (Eq. 8) of each client's current images; a client without any is left out (N14).
+
+    `entropies` gives training images' entropies under the global model; it is asked once, for the distinct images."""
+    arrivals = {c: world.plan.arrivals[c][world.plan.current(c, number)] for c in clients}
+    holdings = {arrival: world.holding(arrival) for arrival in set(arrivals.values()) if arrival.classes}
+    holdings = {arrival: rows for arrival, rows in holdings.items() if len(rows)}
+    if not holdings:
+        return {}
+    distinct = torch.unique(torch.cat(list(holdings.values())))
+    known = entropies(distinct).double()
+    means = {arrival: float(known[torch.searchsorted(distinct, rows)].mean()) for arrival, rows in holdings.items()}
+    return {c: means[arrival] for c, arrival in arrivals.items() if arrival in means}
 
 
 def remember(

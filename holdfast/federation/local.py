@@ -12,12 +12,16 @@ from torch import Tensor
 from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
 from holdfast.data.schedule import Arrival, Plan
-from holdfast.federation.messages import Job, State
+from holdfast.federation.messages import Inbox, State, Weights
+from holdfast.federation.passes import one_pass
+from holdfast.models.encoder import GradientEncoder
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
 
 if TYPE_CHECKING:
     from holdfast.methods.base import Method
+
+FrozenModel = Callable[[str, tuple[int, ...], Weights], IncrementalModel]  # role, growths, weights
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class World:
     memory: int  # exemplars a client may keep
     seed: int
     device: torch.device
+    encoder: GradientEncoder | None = None  # the proxy's gift to every client that joins
 
     def holding(self, arrival: Arrival) -> Tensor:
         """The training images of an arrival."""
@@ -92,10 +97,36 @@ class World:
 class Local:
     """What a method sees on a client while it works on a job."""
 
-    def __init__(self, world: World, state: State, job: Job, model: IncrementalModel) -> None:
-        self.world, self.state, self.job, self.model = world, state, job, model
-        self.registry = job.registry
-        self._positions = job.registry.positions(world.classes)
+    def __init__(
+        self, world: World, state: State, inbox: Inbox, model: IncrementalModel, frozen: "FrozenModel"
+    ) -> None:
+        self.world, self.state, self.job, self.model = world, state, inbox.job, model
+        self.registry = self.job.registry
+        self.positions = self.registry.positions(world.classes)
+        self.growth_of = self.registry.growth_of.to(world.device)
+        self._teachers, self._frozen = inbox.teachers, frozen
+
+    @cached_property
+    def teacher(self) -> IncrementalModel | None:
+        """The old model to distil from: the best of the growth before the last that this client has noticed."""
+        arrivals = self.world.plan.arrivals[self.state.client][: self.state.noticed]
+        known = self.positions[[c for arrival in arrivals for c in arrival.classes]]
+        known = known[known >= 0]
+        growth = self._teachers.before(int(self.registry.growth_of[known].max())) if len(known) else None
+        if growth is None:
+            return None
+        return self._frozen("teacher", self.registry.growths[: growth + 1], self._teachers.models[growth])
+
+    @cached_property
+    def broadcast(self) -> IncrementalModel:
+        """The global model as it came, untouched by this round's training."""
+        return self._frozen("broadcast", self.registry.growths, self.job.weights)
+
+    @cached_property
+    def class_counts(self) -> tuple[int, int]:
+        """How many classes this client has old (in its memory only) and new (in its current data): C^o_l and C^t_l."""
+        labels = self.world.train.labels
+        return len(labels[self.memory].unique()), len(labels[self.data].unique())
 
     @cached_property
     def data(self) -> Tensor:
@@ -116,9 +147,18 @@ class Local:
         """Current data, then exemplars."""
         return torch.cat([self.data, self.memory])
 
+    def images_of(self, c: int) -> Tensor:
+        """What this client has of a class: its current images, or else its exemplars."""
+        now = self.data[self.world.train.labels[self.data] == c]
+        return now if len(now) else self.state.memory.get(c, now).long()
+
+    def features(self, model: IncrementalModel, rows: Tensor) -> Tensor:
+        """The features (N, d) of these images under a model, on the CPU."""
+        return one_pass(model, self.world.train, self.world.transform, rows, lambda pixels: model(pixels).features)
+
     def _known(self, rows: Tensor) -> Tensor:
         """Those of `rows` whose class has a place in the head."""
-        return rows[self._positions[self.world.train.labels[rows]] >= 0]
+        return rows[self.positions[self.world.train.labels[rows]] >= 0]
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """This client's own chance, for one purpose in this round."""
@@ -130,7 +170,7 @@ class Local:
         augment = self.generator("augment", epoch)
         for chosen in rows[order].split(self.world.training.batch):
             images = self.world.train.images[chosen].to(self.world.device)
-            labels = self._positions[self.world.train.labels[chosen]].to(self.world.device)
+            labels = self.positions[self.world.train.labels[chosen]].to(self.world.device)
             yield Batch(self.world.transform.augmented(images, augment), labels, chosen)
 
     def stage(self, rows: Tensor) -> Stage:

@@ -1,5 +1,7 @@
-"""What passes between server and clients, as values that serialise to safetensors with a JSON header, never pickle."""
+"""What passes between clients, global server and proxy server: values that serialise to safetensors with a JSON header,
+never pickle. A job and a reply travel on the global server's channel, teachers and shares on the proxy's."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from torch import Tensor
 from holdfast.federation.registry import Registry
 
 Weights = Mapping[str, Tensor]
+COUNT_BYTES = 8  # of an integer on the wire
 
 
 def pack(kind: str, tensors: Weights, facts: Mapping[str, Any]) -> bytes:
@@ -87,22 +90,93 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Teachers:
+    """From the proxy to a selected client: old global models to distil from, by the growth that each is the best of."""
+
+    models: Mapping[int, Weights] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return sum(map(tensor_bytes, self.models.values()))
+
+    def before(self, growth: int) -> int | None:
+        """Whose model a client that has noticed this growth distils from: the one before, or the nearest there is."""
+        older = [known for known in self.models if known < growth]
+        return max(older, default=None)
+
+    def to_bytes(self) -> bytes:
+        tensors = {f"{growth}.{name}": t for growth, model in self.models.items() for name, t in model.items()}
+        return pack("teachers", tensors, {"growths": list(self.models)})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Teachers":
+        tensors, facts = unpack("teachers", blob)
+        models: dict[int, dict[str, Tensor]] = {growth: {} for growth in facts["growths"]}
+        for key, tensor in tensors.items():
+            growth, _, name = key.partition(".")
+            models[int(growth)][name] = tensor
+        return Teachers(models)
+
+
+@dataclass(frozen=True)
+class PrototypeShare:
+    """From a client to the proxy, and to nobody else: the gradient of one prototype image through the encoding network,
+    and the variance of its class's features under the broadcast model (N12). It says neither who nor which class."""
+
+    gradient: Weights  # parameter of the encoding network -> gradient
+    count: int  # images of the class at this client
+    variance: Tensor  # (d,)
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.gradient) + tensor_bytes({"variance": self.variance}) + COUNT_BYTES
+
+    @property
+    def fingerprint(self) -> bytes:
+        """By which a client and the proxy can later tell, each for itself, which prototype this was."""
+        digest = hashlib.sha256()
+        for name in sorted(self.gradient):
+            digest.update(self.gradient[name].cpu().contiguous().numpy().tobytes())
+        return digest.digest()
+
+    def to_bytes(self) -> bytes:
+        return pack("share", {**self.gradient, "variance": self.variance}, {"count": self.count})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "PrototypeShare":
+        tensors, facts = unpack("share", blob)
+        variance = tensors.pop("variance")
+        return PrototypeShare(tensors, facts["count"], variance)
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """What a selected client receives in a round, each from its own sender."""
+
+    job: Job
+    teachers: Teachers = field(default_factory=Teachers)
+
+
+@dataclass(frozen=True)
 class State:
     """What a client keeps between rounds: exemplars as image indices, and a method's own notes."""
 
     client: int
     memory: Mapping[int, Tensor] = field(default_factory=dict)  # class -> indices of its images, best exemplar first
     stored: int = 0  # how many of the client's arrivals are in its memory
+    noticed: int = 0  # how many of them its detector has noticed
+    shared: int = 0  # the prototypes of how many of them the proxy has
     notes: Weights = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         tensors = {f"memory.{c}": rows for c, rows in self.memory.items()}
         tensors |= {f"notes.{name}": tensor for name, tensor in self.notes.items()}
-        return pack("state", tensors, {"client": self.client, "stored": self.stored, "memory": list(self.memory)})
+        facts = {"client": self.client, "stored": self.stored, "noticed": self.noticed, "shared": self.shared}
+        return pack("state", tensors, {**facts, "memory": list(self.memory)})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "State":
         tensors, facts = unpack("state", blob)
         memory = {c: tensors[f"memory.{c}"] for c in facts["memory"]}
         notes = {name.removeprefix("notes."): t for name, t in tensors.items() if name.startswith("notes.")}
-        return State(facts["client"], memory, facts["stored"], notes)
+        return State(facts["client"], memory, facts["stored"], facts["noticed"], facts["shared"], notes)

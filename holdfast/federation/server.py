@@ -1,7 +1,6 @@
 """The global server: it grows the head, averages the clients' models and evaluates the result."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,14 +9,14 @@ from torch import Tensor
 from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
 from holdfast.federation.messages import Reply, Weights
+from holdfast.federation.passes import one_pass
 from holdfast.federation.registry import Registry
+from holdfast.losses import entropy
 from holdfast.models.incremental import IncrementalModel
 from holdfast.seeding import torch_generator
 
 if TYPE_CHECKING:
     from holdfast.methods.base import Method
-
-CHUNK = 256  # images a forward pass outside training; fixed, because the bits of a result may depend on it
 
 
 def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
@@ -36,18 +35,6 @@ def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
     return merged
 
 
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients, and back to what was before."""
-    before = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(before)
-
-
 class Server:
     """Holds the global model and the registry of class names."""
 
@@ -58,6 +45,11 @@ class Server:
     @property
     def weights(self) -> Weights:
         return self.model.state_dict()
+
+    @property
+    def latest_growth(self) -> int:
+        """The index of the last growth; -1 before the first."""
+        return len(self.registry.growths) - 1
 
     def grow(self, names: tuple[str, ...]) -> None:
         """Gives new class names their places; the server draws the new rows, so all clients start from the same."""
@@ -87,17 +79,12 @@ class Server:
 
     def scores(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
         """The method's scores (N, C) of these images, on the CPU."""
-        return self._pass(images, transform, rows, lambda pixels: self.method.predict(self.model, pixels))
+        return one_pass(self.model, images, transform, rows, lambda pixels: self.method.predict(self.model, pixels))
 
     def features(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
         """The features (N, d) of these images under the global model, on the CPU."""
-        return self._pass(images, transform, rows, lambda pixels: self.model(pixels).features)
+        return one_pass(self.model, images, transform, rows, lambda pixels: self.model(pixels).features)
 
-    def _pass(
-        self, images: ImageSet, transform: Transform, rows: Tensor, question: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """One pass over these images in fixed chunks."""
-        device = next(self.model.parameters()).device
-        with evaluating(self.model):
-            parts = [question(transform.plain(images.images[some].to(device))) for some in rows.split(CHUNK)]
-        return torch.cat(parts).cpu()
+    def entropies(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
+        """The entropy (N,) of the global model's answer to each of these images (Eq. 8), on the CPU."""
+        return one_pass(self.model, images, transform, rows, lambda pixels: entropy(self.model(pixels).logits))

@@ -3,5 +3,6 @@
 from holdfast.methods.base import Method
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.joint import Joint
+from holdfast.methods.lga import LGA
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, Joint)}
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, Joint, LGA)}

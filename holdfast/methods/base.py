@@ -11,6 +11,9 @@ from torch import Tensor
 
 from holdfast.data.schedule import Plan
 from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.messages import PrototypeShare, State
+from holdfast.federation.proxy import NoTeacher, Proxy, ProxyHome
+from holdfast.federation.transition import Detector, Told
 from holdfast.losses import cross_entropy
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 
@@ -20,6 +23,9 @@ Losses = dict[str, Tensor]
 
 # methods.md, section 2.5: a softmax loss and a sigmoid loss averaged over classes differ in gradient scale.
 CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, schedule="cosine")
+BCE = Preset(
+    lr=0.5, momentum=0.0, weight_decay=1e-5, schedule="steps", milestones=(0.5, 0.75, 0.9), gamma=0.2
+)  # the paper's 2.0 wants tens of classes and diverges with few
 
 
 @settings(frozen=True, config=STRICT)
@@ -28,14 +34,24 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `holdfast methods`
-    preset: ClassVar[Preset] = CE
 
     @property
     def label(self) -> str:
         """The name with those hyper-parameters that are not at their defaults."""
         known: dict[str, FieldInfo] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         changed = {key: getattr(self, key) for key, info in known.items() if getattr(self, key) != info.default}
-        return " ".join([self.name, *(key if value is True else f"{key}={value}" for key, value in changed.items())])
+        words = {True: "{key}", False: "w/o {key}"}
+        return " ".join(
+            [
+                self.name,
+                *(words.get(value, "{key}={value}").format(key=key, value=value) for key, value in changed.items()),
+            ]
+        )
+
+    @property
+    def preset(self) -> Preset:
+        """How this method's loss wants to be optimised, where the user does not say."""
+        return CE
 
     # what the federation is made of
 
@@ -45,6 +61,14 @@ class Method:
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return IncrementalModel(spec, rng)
+
+    def build_detector(self, plan: Plan) -> Detector:
+        """How clients learn of new classes; by default the schedule tells them."""
+        return Told(plan)
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        """Who chooses the models that clients distil from; by default nobody distils."""
+        return NoTeacher()
 
     @property
     def keeps_memory(self) -> bool:
@@ -60,6 +84,10 @@ class Method:
     def loss(self, local: Local, batch: Batch) -> Losses:
         """Named terms; their sum is minimised, each is recorded. By default the cross-entropy (Eq. 1) alone."""
         return {"classification": cross_entropy(local.model(batch.images).logits, batch.labels)}
+
+    def share(self, local: Local) -> tuple[State, tuple[PrototypeShare, ...]]:
+        """After training: what the client keeps, and what the proxy alone gets; by default nothing new and nothing."""
+        return local.state, ()
 
     # on the server
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-CHANNELS = 12
+CHANNELS, KERNEL, PADDING = 12, 5, 2
 
 
 class GradientEncoder(nn.Module):
@@ -18,7 +18,7 @@ class GradientEncoder(nn.Module):
         side = math.ceil(image_size / 4)  # two strides of 2, each rounding up
         with torch.device("meta"):
             self.convs = nn.ModuleList(
-                nn.Conv2d(inputs, CHANNELS, 5, stride, padding=2)
+                nn.Conv2d(inputs, CHANNELS, KERNEL, stride, padding=PADDING)
                 for inputs, stride in ((3, 2), (CHANNELS, 2), (CHANNELS, 1))
             )
             self.linear = nn.Linear(CHANNELS * side * side, classes)

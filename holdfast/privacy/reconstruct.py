@@ -3,6 +3,7 @@
 Every image has an L-BFGS of its own (history, direction, step length); only the arithmetic is shared, so an image's
 path does not depend on its company."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,33 +11,84 @@ import torch
 from torch import Tensor
 
 from holdfast.models.encoder import GradientEncoder
-from holdfast.privacy.encode import Gradients, prototype_gradients
+from holdfast.privacy.encode import Gradients, Parts, gradient_parts, parts_of
 
 SUFFICIENT = 1e-4  # of the decrease that the slope promises (Armijo)
 HALVINGS = 12
+GREY, CONTRAST = 0.5, 0.3  # of the pixels that a smooth start draws
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]  # points (N, D) -> values (N,), gradients (N, D)
 
 
-def gradient_distance(encoder: GradientEncoder, images: Tensor, labels: Tensor, wanted: Gradients) -> Tensor:
-    """L_IR (Eq. 9) of each image (N,): the squared distance of its gradient to the wanted one, over all layers."""
-    found = prototype_gradients(encoder, images, labels)
-    return torch.stack([(found[name] - wanted[name]).square().flatten(1).sum(dim=1) for name in wanted]).sum(dim=0)
+def gradient_distance(encoder: GradientEncoder, images: Tensor, labels: Tensor, wanted: Parts) -> Tensor:
+    """L_IR (Eq. 9) of each image (N,): the squared distance of its gradient to the wanted one, over all layers.
+
+    Of the last layer without forming its matrix: with e, h found and e*, h* wanted,
+    |e h' - e* h*'|^2 = |e - e*|^2 |h|^2 + 2 (e - e*).e* h.(h - h*) + |e*|^2 |h - h*|^2, exact near zero as well."""
+    found = gradient_parts(encoder, images, labels)
+    wrong, off = found.error - wanted.error, found.features - wanted.features
+    total = (
+        _dot(wrong, wrong) * (_dot(found.features, found.features) + 1)
+        + 2 * _dot(wrong, wanted.error) * _dot(found.features, off)
+        + _dot(wanted.error, wanted.error) * _dot(off, off)
+    )
+    for name, part in found.convs.items():
+        total = total + (part - wanted.convs[name]).square().flatten(1).sum(dim=1)
+    return total
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=1)
 
 
 def reconstruct(
-    encoder: GradientEncoder, wanted: Gradients, labels: Tensor, start: Tensor, iterations: int
+    encoder: GradientEncoder,
+    wanted: Gradients,
+    labels: Tensor,
+    noise: Tensor,
+    iterations: int,
+    *,
+    start: str = "smooth",
+    rate: float = 1.0,
+    snapshots: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Images (N, 3, S, S) with pixels from 0 to 1 whose gradients come near the wanted ones, and their L_IR (N,)."""
-    shape = start.shape
+    """Images (N, K, 3, S, S) with pixels from 0 to 1 whose gradients come near the wanted ones, and their L_IR (N,).
+
+    K is the number of last iterates that are kept. `noise` (N, 3, S, S) is standard normal: the first pixels
+    themselves (`white`, the paper's way), or their first frequencies under the spectrum of natural images (`smooth`),
+    in whose coordinates L-BFGS then works; it needs a tenth of the iterations."""
+    shape = noise.shape
+    size = shape[-1]
+    basis, spectrum = _cosines(size, noise), _spectrum(size, noise)
+
+    def pixels(points: Tensor) -> Tensor:
+        if start == "white":
+            return points.view(shape)
+        return GREY + CONTRAST * (basis.T @ (spectrum * points.view(shape)) @ basis)
+
+    parts = parts_of(wanted)
 
     def objective(points: Tensor) -> tuple[Tensor, Tensor]:
         points = points.detach().requires_grad_()
-        values = gradient_distance(encoder, points.view(shape), labels, wanted)
+        values = gradient_distance(encoder, pixels(points), labels, parts)
         [gradients] = torch.autograd.grad(values.sum(), points)
         return values.detach(), gradients
 
-    points, values = minimise(objective, start.flatten(1), iterations)
-    return points.view(shape).clamp(0, 1), values
+    trail, values = minimise(objective, noise.flatten(1), iterations, rate, snapshots)
+    return torch.stack([pixels(points).clamp(0, 1) for points in trail], dim=1), values
+
+
+def _cosines(size: int, like: Tensor) -> Tensor:
+    """The orthonormal cosine basis (S, S): a row for each frequency."""
+    k = torch.arange(size, dtype=like.dtype, device=like.device)
+    basis = torch.cos(math.pi / size * k[:, None] * (k[None, :] + 0.5)) * math.sqrt(2 / size)
+    basis[0] /= math.sqrt(2)
+    return basis
+
+
+def _spectrum(size: int, like: Tensor) -> Tensor:
+    """How strong each frequency is in images of things (S, S): it falls with its distance from zero."""
+    k = torch.arange(size, dtype=like.dtype, device=like.device)
+    return 1 / (1 + (k[:, None] ** 2 + k[None, :] ** 2).sqrt() / 2)
 
 
 @dataclass
@@ -75,10 +127,14 @@ class History:
         return -q
 
 
-def minimise(objective: Objective, start: Tensor, iterations: int, history_size: int = 20) -> tuple[Tensor, Tensor]:
-    """Minimises N independent functions together by L-BFGS with a backtracking line search for each."""
+def minimise(
+    objective: Objective, start: Tensor, iterations: int, rate: float = 1.0, keep: int = 1, history_size: int = 20
+) -> tuple[list[Tensor], Tensor]:
+    """Minimises N independent functions together by L-BFGS with a backtracking line search for each.
+
+    `rate` is the length of a step before it is shortened. Returns the last `keep` points and the last values."""
     history = History(history_size, [], [], [])
-    points = start
+    points, trail = start, [start]
     values, gradients = objective(points)
     for iteration in range(iterations):
         directions = history.direction(gradients)
@@ -91,11 +147,12 @@ def minimise(objective: Objective, start: Tensor, iterations: int, history_size:
             (1 / gradients.abs().sum(dim=1).clamp(min=1e-30)).clamp(max=1)
             if iteration == 0
             else torch.ones_like(values)
-        )
+        ) * rate
         moved = _line_search(objective, points, values, gradients, directions, slopes, first)
         history.add(moved[0] - points, moved[2] - gradients)
         points, values, gradients = moved
-    return points, values
+        trail = [*trail, points][-keep:]
+    return trail, values
 
 
 def _line_search(

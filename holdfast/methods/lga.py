@@ -1,0 +1,206 @@
+"""LGA: No One Left Behind, Real-World Federated Class-Incremental Learning (Dong et al., TPAMI 2023)."""
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from holdfast import losses
+from holdfast.data.schedule import Plan, new_classes
+from holdfast.errors import HoldfastError
+from holdfast.federation.local import Batch, Local, Preset
+from holdfast.federation.messages import PrototypeShare, State
+from holdfast.federation.passes import frozen
+from holdfast.federation.proxy import AnyRound, PrototypeProxy, Proxy, ProxyHome, ProxySettings
+from holdfast.federation.transition import Auto, Detector, Fixed, Told
+from holdfast.methods.base import BCE, CE, STRICT, Losses, Method
+from holdfast.privacy.encode import prototype_gradients
+from holdfast.privacy.perturb import perturb
+from holdfast.seeding import torch_generator
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class LGA(Method):
+    """Local-global anti-forgetting."""
+
+    name: ClassVar[str] = "lga"
+    about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), the form that measured best"
+
+    form: Literal["softmax", "sigmoid"] = Field(
+        default="softmax", description="the outputs that both losses are made of: softmax or sigmoid"
+    )
+    sd: Literal["full", "renorm", "literal"] = Field(
+        default="full",
+        description="softmax form of the distillation: full (target first), renorm (each growth's slice a distribution "
+        "of its own) or literal (in the printed direction)",
+    )
+    gamma1: float = Field(default=1.0, ge=0, description="weight of the compensation loss L_CB")
+    gamma2: float = Field(
+        default=1.0, ge=0, description="weight of the distillation loss L_SD, once there is a teacher"
+    )
+    cbl: bool = Field(
+        default=True, description="category-balanced compensation; off: w/oCBL, unweighted classification"
+    )
+    sdl: bool = Field(default=True, description="semantic distillation; off: w/oSDL, iCaRL's distillation instead")
+    psr: bool = Field(default=True, description="proxy server; off: w/oPSR, a teacher drawn from the growth before")
+    sbm: bool = Field(default=True, description="selection of the best model; off: w/oSBM, the growth's last model")
+    ssa: bool = Field(default=True, description="augmented prototype features; off: w/oSSA, the prototypes alone")
+    npb: bool = Field(default=True, description="perturbed prototypes; off: w/oNPB, gradients of the images themselves")
+    detector: Literal["auto", "fixed", "oracle"] = Field(
+        default="auto", description="how a client notices new classes: auto, fixed (an entropy jump of 1.2), or oracle"
+    )
+    observed: Literal["plain", "augmented"] = Field(
+        default="plain", description="the images whose entropy is taken: plain, or augmented as in training (D10)"
+    )
+    latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent feature while perturbing, epsilon")
+    perturb_steps: Count = Field(default=50, description="steps of the perturbation (D25)")
+    perturb_rate: float = Field(
+        default=1.0, gt=0, description="learning rate of the perturbation; the code's 0.2 (D25)"
+    )
+    capacity: Count | None = Field(
+        default=None, description="class outputs of the encoding network; as many as the data set has, if not given"
+    )
+    iterations: Count = Field(default=60, description="iterations of a prototype's reconstruction")
+    start: Literal["smooth", "white"] = Field(
+        default="smooth", description="where it starts: smooth (and in frequencies), or white pixels as in the paper"
+    )
+    rate: float = Field(default=1.0, gt=0, description="first step length of L-BFGS; the code's 0.1 (D27)")
+    snapshots: Count = Field(default=1, description="last iterates that count as prototypes; the code's 20 (D28)")
+    augmented: Count = Field(default=5, description="augmented features a prototype, upsilon")
+    radius: float = Field(default=0.1, ge=0, description="radius of the augmented features, xi")
+    omega: Literal["mean", "sqrt"] = Field(
+        default="mean", description="scale of the augmentation: the mean variance (Eq. 12), or its square root (N8)"
+    )
+    patience: int = Field(
+        default=0, ge=0, description="first rounds of a growth that score nothing; the code's 6 (D40)"
+    )
+
+    @property
+    def preset(self) -> Preset:
+        return CE if self.form == "softmax" else BCE
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_detector(self, plan: Plan) -> Detector:
+        return {"auto": Auto, "fixed": Fixed}[self.detector]() if self.detector != "oracle" else Told(plan)
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        if not self.psr:
+            return AnyRound(home.seed)
+        capacity = self.capacity or home.classes
+        if capacity < home.classes:
+            raise HoldfastError(f"method.capacity={capacity} is too small for {home.classes} classes; raise it")
+        settings = ProxySettings(
+            capacity=capacity,
+            iterations=self.iterations,
+            start=self.start,
+            rate=self.rate,
+            snapshots=self.snapshots,
+            augmented=self.augmented if self.ssa else 0,
+            radius=self.radius,
+            root=self.omega == "sqrt",
+            patience=self.patience,
+            select=self.sbm,
+        )
+        buffer = self.build_model(home.spec, torch_generator(0, "buffer")).to(home.device)
+        return PrototypeProxy(home, settings, buffer)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        """L_CB and, where there is a teacher, L_SD (Eq. 7)."""
+        logits = local.model(batch.images).logits
+        weights = self.weights(local, logits, batch.labels)
+        terms = {"compensation": self.gamma1 * self.compensation(logits, batch.labels, weights)}
+        if local.teacher is not None and self.gamma2:
+            with torch.no_grad():
+                teacher = local.teacher(batch.images).logits
+            distilled = self.distillation(logits, batch.labels, teacher, weights, local.growth_of)
+            terms["distillation"] = self.gamma2 * distilled
+        return terms
+
+    def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
+        """w_i (B,) of Eqs. 2-5: how much a sample's own gradient exceeds the mean of its growth."""
+        gradient = losses.softmax_gradient if self.form == "softmax" else losses.sigmoid_gradient
+        exponent = losses.sharpening(*local.class_counts)
+        return losses.group_balanced_weights(gradient(logits, labels), local.growth_of[labels], exponent)
+
+    def compensation(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """L_CB (Eq. 5)."""
+        if not self.cbl:
+            weights = torch.ones_like(weights)
+        if self.form == "softmax":
+            return losses.weighted_cross_entropy(logits, labels, weights)
+        return losses.weighted_binary_cross_entropy(logits, losses.one_hot(labels, logits), weights)
+
+    def distillation(
+        self, logits: Tensor, labels: Tensor, teacher: Tensor, weights: Tensor, growth_of: Tensor
+    ) -> Tensor:
+        """L_SD (Eq. 6)."""
+        if not self.sdl:
+            return losses.distillation_binary_cross_entropy(logits, teacher.sigmoid())
+        if self.form == "sigmoid":
+            soft = losses.soft_labels(labels, logits.shape[1], teacher.sigmoid())
+            return losses.weighted_binary_cross_entropy(logits, soft, weights)
+        if self.sd == "renorm":
+            return losses.semantic_distillation_by_growth(logits, labels, teacher, weights, growth_of)
+        soft = losses.soft_labels(labels, logits.shape[1], teacher.softmax(dim=1))
+        form = losses.semantic_distillation if self.sd == "full" else losses.semantic_distillation_literal
+        return form(logits, soft, weights)
+
+    def share(self, local: Local) -> tuple[State, tuple[PrototypeShare, ...]]:
+        """Prototypes of all classes that the client has noticed and not yet shared, once their places are known."""
+        state, world = local.state, local.world
+        waiting = new_classes(world.plan.arrivals[state.client], state.shared, state.noticed)
+        if not self.psr or not waiting or int(local.positions[waiting].min()) < 0:
+            return state, ()
+        done = replace(state, shared=state.noticed)
+        rows = {c: local.images_of(c) for c in waiting}
+        rows = {c: mine for c, mine in rows.items() if len(mine)}
+        if not rows:
+            return done, ()
+        labels = local.positions[list(rows)].to(world.device)
+        with frozen(local.model):
+            features = {c: local.features(local.model, mine) for c, mine in rows.items()}
+            chosen = torch.stack([mine[nearest_to_mean(features[c])] for c, mine in rows.items()])
+            images = world.train.images[chosen].to(world.device).float().div(255)
+            if self.npb:
+                deviations = [features[c].var(dim=0, correction=0).sqrt() for c in rows]
+                images = perturb(
+                    local.model,
+                    world.transform,
+                    images,
+                    labels,
+                    torch.stack(deviations).to(world.device),
+                    noise=self.latent_noise,
+                    steps=self.perturb_steps,
+                    rate=self.perturb_rate,
+                    rng=local.generator("perturb"),
+                )
+        assert world.encoder is not None
+        gradients = {name: g.cpu() for name, g in prototype_gradients(world.encoder, images, labels).items()}
+        shares = []
+        for i, mine in enumerate(rows.values()):
+            # Under the broadcast model, because variances of different local models cannot be put together (N12).
+            variance = local.features(local.broadcast, mine).var(dim=0, correction=0)
+            shares.append(PrototypeShare({name: g[i].clone() for name, g in gradients.items()}, len(mine), variance))
+        kept = {
+            "prototype.rows": chosen.int(),
+            "prototype.perturbed": images.mul(255).round().byte().cpu(),
+            "prototype.fingerprint": torch.stack(
+                [torch.tensor(list(s.fingerprint), dtype=torch.uint8) for s in shares]
+            ),
+        }
+        return replace(done, notes={**state.notes, **kept}), tuple(shares)
+
+
+def nearest_to_mean(features: Tensor) -> int:
+    """The image whose unit feature (N, d) is nearest to the mean of them all."""
+    unit = F.normalize(features, dim=1)
+    return int((unit - unit.mean(dim=0)).square().sum(dim=1).argmin())
