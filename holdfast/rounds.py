@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -15,9 +16,10 @@ from holdfast.federation.local import World
 from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State
 from holdfast.federation.proxy import Proxy
 from holdfast.federation.server import Server
-from holdfast.federation.transition import Detector
+from holdfast.federation.transition import Detector, Observation
 from holdfast.results import metrics
 from holdfast.results.metrics import Counts
+from holdfast.seeding import torch_generator
 
 
 @dataclass
@@ -63,11 +65,8 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
     with clock("grow"):
         grown = _grow(federation, number)
     with clock("observe"):
-        _remember(
-            federation,
-            changed := [c for c, _ in plan.arriving.get(number, [])],
-            {c: plan.current(c, number) for c in changed},
-        )
+        changed = [client for client, _ in plan.arriving.get(number, [])]
+        _remember(federation, changed, {c: plan.current(c, number) for c in changed})
         detection = _detect(federation, number)
     with clock("train"):
         selected = plan.selected[number]
@@ -136,18 +135,17 @@ def _detect(federation: Federation, number: int) -> dict[str, Any]:
     """Asks every present client's detector, notes what each has noticed, and compares that with the truth.
 
     A false alarm changes nothing; what was missed waits for the next alarm, and nothing of it is lost."""
-    world, plan = federation.world, federation.world.plan
+    world, plan, selected = federation.world, federation.world.plan, federation.world.plan.selected[number]
     arrived = {client for client, arrival in plan.arriving.get(number, []) if arrival.classes}
+    asked = len(arrived)
 
-    def entropies() -> dict[int, float]:
-        return observe(
-            world,
-            plan.present(number),
-            number,
-            lambda rows: federation.server.entropies(world.train, world.transform, rows),
-        )
+    def entropies() -> dict[int, Observation]:
+        nonlocal asked
+        found = observe(world, plan.present(number), number, partial(_entropies, federation, number))
+        asked = len(found)
+        return found
 
-    late, false_alarms, hits = [], [], set()
+    hits, late, false_alarms = [], [], []
     for client in federation.detector.notice(number, entropies):
         state, current = federation.state(client), plan.current(client, number)
         waiting = [arrival for arrival in plan.arrivals[client][state.noticed : current + 1] if arrival.classes]
@@ -155,11 +153,19 @@ def _detect(federation: Federation, number: int) -> dict[str, Any]:
             false_alarms.append(client)
             continue
         if client in arrived:
-            hits.add(client)
+            hits.append(client)
         late += [[client, number - arrival.round] for arrival in waiting if arrival.round < number]
-        federation.store([replace(state, noticed=current + 1)])
-    misses = sorted(arrived - hits)
-    return {"arrivals": len(arrived), "hits": len(hits), "misses": misses, "late": late, "false_alarms": false_alarms}
+        # The prototypes of a client that is not selected just now are not asked for again, unless the method does.
+        shared = state.shared if client in selected or world.method.late_shares else current + 1
+        federation.store([replace(state, noticed=current + 1, shared=shared)])
+    misses = sorted(arrived.difference(hits))
+    return {"asked": asked, "hits": hits, "misses": misses, "late": late, "false_alarms": false_alarms}
+
+
+def _entropies(federation: Federation, number: int, rows: Tensor) -> Tensor:
+    world = federation.world
+    rng = torch_generator(world.seed, "round", number, "observed") if world.method.observes_augmented else None
+    return federation.server.entropies(world.train, world.transform, rows, rng)
 
 
 def _remember(federation: Federation, clients: Sequence[int], upto: dict[int, int]) -> None:

@@ -18,10 +18,10 @@ class Listening(Serial):
     def __init__(self) -> None:
         self.jobs: list[Job] = []
 
-    def map(self, work: Any, states: Any, jobs: Any) -> Any:
-        jobs = list(jobs)
-        self.jobs.append(jobs[0])
-        return super().map(work, states, jobs)
+    def map(self, work: Any, states: Any, inboxes: Any) -> Any:
+        inboxes = list(inboxes)
+        self.jobs.append(inboxes[0].job)
+        return super().map(work, states, inboxes)
 
 
 def listened(settings: dict[str, Any], **plan: Any) -> tuple[Federation, list[Job], list[dict[str, Any]]]:

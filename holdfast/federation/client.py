@@ -12,6 +12,7 @@ from holdfast.data.memory import herd, quota
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Local, Stage, World
 from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State, Weights
+from holdfast.federation.transition import IMAGES, Observation
 from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
 
@@ -95,8 +96,8 @@ def diverged(state: State, job: Job, lr: float) -> HoldfastError:
 
 def observe(
     world: World, clients: Sequence[int], number: int, entropies: Callable[[Tensor], Tensor]
-) -> dict[int, float]:
-    """The average entropy (Eq. 8) of each client's current images; a client without any is left out (N14).
+) -> dict[int, Observation]:
+    """The entropies of each client's current images; a client without any is left out (N14).
 
     `entropies` gives training images' entropies under the global model; it is asked once, for the distinct images."""
     arrivals = {c: world.plan.arrivals[c][world.plan.current(c, number)] for c in clients}
@@ -106,8 +107,9 @@ def observe(
         return {}
     distinct = torch.unique(torch.cat(list(holdings.values())))
     known = entropies(distinct).double()
-    means = {arrival: float(known[torch.searchsorted(distinct, rows)].mean()) for arrival, rows in holdings.items()}
-    return {c: means[arrival] for c, arrival in arrivals.items() if arrival in means}
+    seen = {arrival: known[torch.searchsorted(distinct, rows)].numpy() for arrival, rows in holdings.items()}
+    noted = {arrival: Observation(float(mine.mean()), mine[:IMAGES]) for arrival, mine in seen.items()}
+    return {c: noted[arrival] for c, arrival in arrivals.items() if arrival in noted}
 
 
 def remember(

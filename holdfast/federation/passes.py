@@ -42,9 +42,15 @@ def one_pass(
     transform: Transform,
     rows: Tensor,
     question: Callable[[Tensor], Tensor],
+    augmented: torch.Generator | None = None,
 ) -> Tensor:
-    """The answers to a question about these images (which it gets normalised), on the CPU."""
+    """The answers to a question about these images (normalised, or augmented by the chance given), on the CPU."""
     device = next(model.parameters()).device
+
+    def seen(some: Tensor) -> Tensor:
+        pixels = images.images[some].to(device)
+        return transform.augmented(pixels, augmented) if augmented else transform.plain(pixels)
+
     with evaluating(model):
-        parts = [question(transform.plain(images.images[some].to(device))) for some in rows.split(CHUNK)]
+        parts = [question(seen(some)) for some in rows.split(CHUNK)]
     return torch.cat(parts).cpu()

@@ -85,6 +85,10 @@ class Server:
         """The features (N, d) of these images under the global model, on the CPU."""
         return one_pass(self.model, images, transform, rows, lambda pixels: self.model(pixels).features)
 
-    def entropies(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
+    def entropies(
+        self, images: ImageSet, transform: Transform, rows: Tensor, augmented: torch.Generator | None = None
+    ) -> Tensor:
         """The entropy (N,) of the global model's answer to each of these images (Eq. 8), on the CPU."""
-        return one_pass(self.model, images, transform, rows, lambda pixels: entropy(self.model(pixels).logits))
+        return one_pass(
+            self.model, images, transform, rows, lambda pixels: entropy(self.model(pixels).logits), augmented
+        )

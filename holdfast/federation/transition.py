@@ -1,17 +1,29 @@
 """How a client learns that new classes have come: the schedule tells it, or the entropies of its own images do."""
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from holdfast.data.schedule import Plan
 
-Entropies = Mapping[int, float]  # client -> average entropy (Eq. 8) of its current images under the global model
+IMAGES = 512  # a detector looks no further; more would not make it surer
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a client's detector sees in a round: the entropies of its current images under the global model."""
+
+    mean: float  # Eq. 8
+    images: np.ndarray  # of the first of them, in the client's own order
 
 
 class Detector(Protocol):
     """All clients' detectors together; each client's decision depends on its own entropies alone."""
 
-    def notice(self, number: int, entropies: Callable[[], Entropies]) -> list[int]:
+    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
         """The clients that believe in this round that new classes have come to them."""
         ...
 
@@ -22,24 +34,76 @@ class Told:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def notice(self, number: int, entropies: Callable[[], Entropies]) -> list[int]:
+    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
         return [client for client, arrival in self.plan.arriving.get(number, []) if arrival.classes]
 
 
 class Fixed:
-    """The paper's detector: the entropy has risen by 1.2 since the last round in which the client had images."""
+    """The paper's detector: the average entropy has risen by 1.2 since the client last had images; it starts at 0."""
 
     threshold = 1.2  # r_e
 
     def __init__(self) -> None:
         self.last: dict[int, float] = {}
 
-    def notice(self, number: int, entropies: Callable[[], Entropies]) -> list[int]:
-        now = entropies()
+    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
+        now = {client: seen.mean for client, seen in observe().items()}
         risen = [client for client, h in now.items() if h - self.last.get(client, 0.0) >= self.threshold]
         self.last.update(now)
         return risen
 
 
-class Auto(Fixed):
-    pass
+class Auto:
+    """Two questions, neither of which depends on how many classes there are. Are these other images than before? An
+    image that is hard for one global model is hard for the next, so the entropies of the same images go up and down
+    together from round to round, and those of other images do not. And is the model less sure of them than of those it
+    had learned? A client's first images are always new. The round after an alarm is left out: the model of a head that
+    has just grown says little about the next."""
+
+    rounds = 4  # whose entropies are kept since the last alarm
+    rise = 1.1  # times the average entropy of the round before
+    chance = 3.5  # standard deviations of a correlation by chance
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[Observation]] = {}  # client -> what it saw since its last alarm, the alarm included
+
+    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
+        alarmed = []
+        for client, now in observe().items():
+            before = self.seen.get(client, [])
+            if not before or (len(before) > 1 and self._other(before, now) and self._less_sure(before[-1], now)):
+                alarmed.append(client)
+                before = []
+            self.seen[client] = [*before, now][-self.rounds :]
+        return alarmed
+
+    def _less_sure(self, before: Observation, now: Observation) -> bool:
+        return now.mean >= self.rise * before.mean + 0.01
+
+    def _other(self, before: list[Observation], now: Observation) -> bool:
+        """Do these entropies go together with none of those before?"""
+        limit = min(0.5, max(0.2, self.chance / math.sqrt(len(now.images))))
+        return all(together(then.images, now.images) < limit for then in before)
+
+
+def together(a: np.ndarray, b: np.ndarray) -> float:
+    """The correlation of two rounds' entropies, image by image, apart from slow trends (classes come in blocks); -1 for
+    sets of different size or entropies that say nothing."""
+    if len(a) != len(b):
+        return -1.0
+    a, b = _without_trend(a), _without_trend(b)
+    scale = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale > 0 else -1.0
+
+
+def _without_trend(values: np.ndarray, width: int = 9) -> np.ndarray:
+    """Each value less the mean of its neighbours, then less the mean of all."""
+    window = np.ones(width)
+    values = values.astype(np.float64)
+    apart = (
+        values
+        - np.convolve(values, window, "full")[width // 2 :][: len(values)]
+        / (np.convolve(np.ones_like(values), window, "full")[width // 2 :][: len(values)])
+    )
+    centred: np.ndarray = apart - apart.mean()
+    return centred

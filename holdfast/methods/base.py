@@ -24,7 +24,7 @@ Losses = dict[str, Tensor]
 # methods.md, section 2.5: a softmax loss and a sigmoid loss averaged over classes differ in gradient scale.
 CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, schedule="cosine")
 BCE = Preset(
-    lr=0.5, momentum=0.0, weight_decay=1e-5, schedule="steps", milestones=(0.5, 0.75, 0.9), gamma=0.2
+    lr=1.0, momentum=0.0, weight_decay=1e-5, schedule="steps", milestones=(0.5, 0.75, 0.9), gamma=0.2
 )  # the paper's 2.0 wants tens of classes and diverges with few
 
 
@@ -73,6 +73,16 @@ class Method:
     @property
     def keeps_memory(self) -> bool:
         """Does a client of this method keep exemplars of the classes it has learned?"""
+        return False
+
+    @property
+    def observes_augmented(self) -> bool:
+        """Do detectors see the entropies of augmented images?"""
+        return False
+
+    @property
+    def late_shares(self) -> bool:
+        """Does a client that was not selected when it noticed new classes share them when it is next selected?"""
         return False
 
     # on the client

@@ -23,6 +23,14 @@ from holdfast.privacy.perturb import perturb
 from holdfast.seeding import torch_generator
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+FORM = "the outputs that both losses are made of: softmax or sigmoid"
+SD = (
+    "softmax form of the distillation: full (target first), renorm (each growth's slice a distribution of its own) "
+    "or literal (in the printed direction)"
+)
+DETECTOR = "how a client notices new classes: auto, fixed (the average entropy rises by 1.2), or oracle"
+ITERATIONS = "iterations of a prototype's reconstruction"
+START = "where it starts: smooth (and in frequencies), or white pixels as in the paper"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -32,14 +40,8 @@ class LGA(Method):
     name: ClassVar[str] = "lga"
     about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), the form that measured best"
 
-    form: Literal["softmax", "sigmoid"] = Field(
-        default="softmax", description="the outputs that both losses are made of: softmax or sigmoid"
-    )
-    sd: Literal["full", "renorm", "literal"] = Field(
-        default="full",
-        description="softmax form of the distillation: full (target first), renorm (each growth's slice a distribution "
-        "of its own) or literal (in the printed direction)",
-    )
+    form: Literal["softmax", "sigmoid"] = Field(default="sigmoid", description=FORM)
+    sd: Literal["full", "renorm", "literal"] = Field(default="full", description=SD)
     gamma1: float = Field(default=1.0, ge=0, description="weight of the compensation loss L_CB")
     gamma2: float = Field(
         default=1.0, ge=0, description="weight of the distillation loss L_SD, once there is a teacher"
@@ -52,11 +54,14 @@ class LGA(Method):
     sbm: bool = Field(default=True, description="selection of the best model; off: w/oSBM, the growth's last model")
     ssa: bool = Field(default=True, description="augmented prototype features; off: w/oSSA, the prototypes alone")
     npb: bool = Field(default=True, description="perturbed prototypes; off: w/oNPB, gradients of the images themselves")
-    detector: Literal["auto", "fixed", "oracle"] = Field(
-        default="auto", description="how a client notices new classes: auto, fixed (an entropy jump of 1.2), or oracle"
-    )
+    detector: Literal["auto", "fixed", "oracle"] = Field(default="auto", description=DETECTOR)
     observed: Literal["plain", "augmented"] = Field(
         default="plain", description="the images whose entropy is taken: plain, or augmented as in training (D10)"
+    )
+    shares: Literal["first_round", "when_selected"] = Field(
+        default="first_round",
+        description="who sends prototypes: only clients selected in the round in which they notice new classes, "
+        "or every client when it is selected next",
     )
     latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent feature while perturbing, epsilon")
     perturb_steps: Count = Field(default=50, description="steps of the perturbation (D25)")
@@ -66,10 +71,8 @@ class LGA(Method):
     capacity: Count | None = Field(
         default=None, description="class outputs of the encoding network; as many as the data set has, if not given"
     )
-    iterations: Count = Field(default=60, description="iterations of a prototype's reconstruction")
-    start: Literal["smooth", "white"] = Field(
-        default="smooth", description="where it starts: smooth (and in frequencies), or white pixels as in the paper"
-    )
+    iterations: Count = Field(default=60, description=ITERATIONS)
+    start: Literal["smooth", "white"] = Field(default="smooth", description=START)
     rate: float = Field(default=1.0, gt=0, description="first step length of L-BFGS; the code's 0.1 (D27)")
     snapshots: Count = Field(default=1, description="last iterates that count as prototypes; the code's 20 (D28)")
     augmented: Count = Field(default=5, description="augmented features a prototype, upsilon")
@@ -89,8 +92,18 @@ class LGA(Method):
     def keeps_memory(self) -> bool:
         return True
 
+    @property
+    def observes_augmented(self) -> bool:
+        return self.observed == "augmented"
+
+    @property
+    def late_shares(self) -> bool:
+        return self.shares == "when_selected"
+
     def build_detector(self, plan: Plan) -> Detector:
-        return {"auto": Auto, "fixed": Fixed}[self.detector]() if self.detector != "oracle" else Told(plan)
+        if self.detector == "oracle":
+            return Told(plan)
+        return Fixed() if self.detector == "fixed" else Auto()
 
     def build_proxy(self, home: ProxyHome) -> Proxy:
         if not self.psr:
@@ -204,3 +217,18 @@ def nearest_to_mean(features: Tensor) -> int:
     """The image whose unit feature (N, d) is nearest to the mean of them all."""
     unit = F.normalize(features, dim=1)
     return int((unit - unit.mean(dim=0)).square().sum(dim=1).argmin())
+
+
+@dataclass(frozen=True, config=STRICT)
+class LGAPaper(LGA):
+    """The same method as its text has it, word by word: softmax outputs, the distillation in the printed direction, the
+    fixed entropy threshold, reconstruction from white noise. One method in two readings, so only defaults differ."""
+
+    name: ClassVar[str] = "lga_paper"
+    about: ClassVar[str] = "LGA in the literal reading of its text: softmax, Eq. 6 as printed, threshold 1.2"
+
+    form: Literal["softmax", "sigmoid"] = Field(default="softmax", description=FORM)
+    sd: Literal["full", "renorm", "literal"] = Field(default="literal", description=SD)
+    detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
+    iterations: Count = Field(default=300, description=ITERATIONS)
+    start: Literal["smooth", "white"] = Field(default="white", description=START)

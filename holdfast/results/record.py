@@ -35,10 +35,11 @@ class Result:
     macro_recall: float
     worst_client: dict[str, float]  # client, accuracy: on the classes it has held
     group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
-    bytes: dict[str, dict[str, int]]  # channel -> down, up
+    bytes: dict[str, dict[str, int]]  # channel -> what -> how many; the server's: down, up
     seconds: dict[str, float]  # phase -> seconds
     confusion: list[list[int]]  # at the end: true by predicted class, in head order; last column: none predicted
     classes: list[str]  # the names that belong to it
+    detection: dict[str, float | None] | None = None  # how well the clients' detectors did
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

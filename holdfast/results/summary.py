@@ -36,7 +36,24 @@ def summarise(
         seconds=_total_seconds(lines),
         confusion=counts.tolist(),
         classes=[classes[c] for c in plan.seen(plan.rounds - 1)],
+        detection=detection(lines),
     )
+
+
+def detection(lines: Sequence[Line]) -> dict[str, float | None]:
+    """All clients' detectors together: transitions, found at once, late or never, and false alarms in client-rounds."""
+    events = [line["detector"] for line in lines]
+    hits, misses = (sum(len(event[key]) for event in events) for key in ("hits", "misses"))
+    delays = [delay for event in events for _, delay in event["late"]]
+    return {
+        "transitions": hits + misses,
+        "hits": hits,
+        "late": len(delays),
+        "never": misses - len(delays),
+        "mean_delay": float(np.mean([0] * hits + delays)) if hits + len(delays) else None,
+        "false_alarms": sum(len(event["false_alarms"]) for event in events),
+        "client_rounds": sum(event["asked"] for event in events),
+    }
 
 
 def _fairness(plan: Plan, counts: metrics.Counts) -> tuple[dict[str, float], dict[str, float | None]]:

@@ -35,14 +35,27 @@ def result_lines(result: Result) -> list[str]:
     """The headline numbers in words."""
     words = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
     groups = ", ".join(f"{words[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
-    sent = {way: sum(channel[way] for channel in result.bytes.values()) / 1e6 for way in ("down", "up")}
-    return [
+    sent = {way: count / 1e6 for channel in result.bytes.values() for way, count in channel.items()}
+    lines = [
         f"average {percent(result.average_accuracy)}, last {percent(result.last_accuracy)}, "
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
         f"on the classes they have held: {groups}; worst: client {result.worst_client['client']:.0f} with "
         f"{percent(result.worst_client['accuracy'])}",
         f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back, {sum(result.seconds.values()):.1f} s",
     ]
+    if any(result.bytes.get("proxy", {}).values()):
+        lines.append(
+            f"on the proxy's channel: {sent['teachers']:.1f} MB of teachers, {sent['shares']:.2f} MB of prototypes "
+            f"({sent['shares'] / sent['up']:.2%} of the models sent back), {sent['encoder']:.1f} MB of encoders"
+        )
+    found = result.detection
+    if found and found["transitions"]:
+        lines.append(
+            f"new classes noticed at once {found['hits']:.0f} of {found['transitions']:.0f} times, late "
+            f"{found['late']:.0f}; false alarms in {found['false_alarms']:.0f} of "
+            f"{found['client_rounds']:.0f} client-rounds"
+        )
+    return lines
 
 
 def by_data_set(results: Iterable[Result]) -> dict[str, list[Result]]:

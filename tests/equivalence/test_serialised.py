@@ -10,18 +10,20 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
-from holdfast.federation.messages import Job, Reply, State, pack, unpack
+from holdfast.federation.client import ClientWork, Outcome
+from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State, Teachers, pack, unpack
 from holdfast.rounds import Federation, play
 
 
 class ThroughBytes:
     """Everything that enters or leaves a client goes through bytes."""
 
-    def map(self, work: ClientWork, states: Sequence[State], jobs: Iterable[Job]) -> Iterator[tuple[State, Reply]]:
-        for state, job in zip(states, jobs, strict=True):
-            after, reply = work(State.from_bytes(state.to_bytes()), Job.from_bytes(job.to_bytes()))
-            yield State.from_bytes(after.to_bytes()), Reply.from_bytes(reply.to_bytes())
+    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        for state, inbox in zip(states, inboxes, strict=True):
+            job, teachers = Job.from_bytes(inbox.job.to_bytes()), Teachers.from_bytes(inbox.teachers.to_bytes())
+            after, reply, shares = work(State.from_bytes(state.to_bytes()), Inbox(job, teachers))
+            travelled = tuple(PrototypeShare.from_bytes(share.to_bytes()) for share in shares)
+            yield State.from_bytes(after.to_bytes()), Reply.from_bytes(reply.to_bytes()), travelled
 
 
 def played(settings: dict[str, Any], engine: Any) -> tuple[Federation, list[dict[str, Any]]]:
@@ -32,9 +34,13 @@ def played(settings: dict[str, Any], engine: Any) -> tuple[Federation, list[dict
     return federation, lines
 
 
+METHODS: list[dict[str, Any]] = [{"name": "fedavg", "replay": True}, {"name": "lga", "iterations": 3}]
+
+
 @pytest.mark.parametrize("growth", ["schedule", "announce"])
-def test_a_round_trip_changes_no_bit(small: dict[str, Any], growth: str) -> None:
-    settings = {**small, "plan": {**small["plan"], "growth": growth}, "method": {"name": "fedavg", "replay": True}}
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_round_trip_changes_no_bit(small: dict[str, Any], method: dict[str, Any], growth: str) -> None:
+    settings = {**small, "plan": {**small["plan"], "growth": growth}, "method": method}
     direct, lines = played(settings, Serial())
     travelled, travelled_lines = played(settings, ThroughBytes())
     assert lines == travelled_lines
@@ -42,25 +48,27 @@ def test_a_round_trip_changes_no_bit(small: dict[str, Any], growth: str) -> None
         assert torch.equal(tensor, travelled.server.weights[name]), name
     for client, state in direct.states.items():
         other = travelled.states[client]
-        assert (state.stored, list(state.memory)) == (other.stored, list(other.memory))
-        assert all(torch.equal(rows, other.memory[c]) for c, rows in state.memory.items())
+        assert state.to_bytes() == other.to_bytes(), client
     assert any(state.memory for state in direct.states.values())
 
 
-def test_client_work_changes_neither_state_nor_job(small: dict[str, Any]) -> None:
-    federation, _ = played({**small, "method": {"name": "fedavg", "replay": True}}, Serial())
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_client_work_changes_neither_state_nor_inbox(small: dict[str, Any], method: dict[str, Any]) -> None:
+    federation, _ = played({**small, "method": method}, Serial())
 
     class Watching:
-        def map(self, work: ClientWork, states: Sequence[State], jobs: Iterable[Job]) -> Iterator[tuple[State, Reply]]:
-            for state, job in zip(states, jobs, strict=True):
-                before = state.to_bytes(), job.to_bytes()
-                outcome = work(state, job)
-                again = work(state, job)
-                assert (state.to_bytes(), job.to_bytes()) == before
+        def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+            for state, inbox in zip(states, inboxes, strict=True):
+                before = state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()
+                outcome = work(state, inbox)
+                again = work(state, inbox)
+                assert (state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()) == before
+                assert outcome[0].to_bytes() == again[0].to_bytes()
                 assert outcome[1].to_bytes() == again[1].to_bytes()
+                assert [s.to_bytes() for s in outcome[2]] == [s.to_bytes() for s in again[2]]
                 yield outcome
 
-    watched, _ = played({**small, "method": {"name": "fedavg", "replay": True}}, Watching())
+    watched, _ = played({**small, "method": method}, Watching())
     for name, tensor in federation.server.weights.items():
         assert torch.equal(tensor, watched.server.weights[name]), name
 
@@ -72,8 +80,8 @@ def test_a_blob_of_another_kind_is_refused() -> None:
 
 
 def test_notes_travel_with_the_state() -> None:
-    state = State(3, {7: torch.tensor([4, 2], dtype=torch.int32)}, 1, {"importance": torch.ones(2, 3)})
+    state = State(3, {7: torch.tensor([4, 2], dtype=torch.int32)}, 1, 2, 1, {"importance": torch.ones(2, 3)})
     back = State.from_bytes(state.to_bytes())
-    assert (back.client, back.stored) == (3, 1)
+    assert (back.client, back.stored, back.noticed, back.shared) == (3, 1, 2, 1)
     assert torch.equal(back.memory[7], state.memory[7])
     assert torch.equal(back.notes["importance"], torch.ones(2, 3))

@@ -14,9 +14,9 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import remember
+from holdfast.federation.client import ClientWork, remember
 from holdfast.federation.local import Local, Preset, Training
-from holdfast.federation.messages import State
+from holdfast.federation.messages import Inbox, State
 from holdfast.rounds import Federation, Round, play
 
 
@@ -129,8 +129,8 @@ def test_stayers_train_on_memory_on_their_last_data_or_not_at_all(
 def local_of(federation: Federation, client: int, number: int, state: State) -> Local:
     from holdfast.rounds import _job
 
-    job = _job(federation, number)
-    return Local(federation.world, state, job, federation.server.model)
+    work = ClientWork(federation.world)
+    return Local(federation.world, state, Inbox(_job(federation, number)), federation.server.model, work._frozen)
 
 
 def test_data_and_memory_do_not_overlap_and_unknown_classes_are_left_out(small: dict[str, Any]) -> None:

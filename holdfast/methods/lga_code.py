@@ -1,0 +1,64 @@
+"""LGA as its authors' code has it, with the quirks that section 5 of the specification lists as D1-D5 and D18."""
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from holdfast.federation.local import Local, Stage
+from holdfast.losses import TINY, sigmoid_gradient
+from holdfast.methods.base import STRICT
+from holdfast.methods.lga import DETECTOR, LGA
+
+
+@dataclass(frozen=True, config=STRICT)
+class LGACode(LGA):
+    """Sigmoid outputs and |s_y - 1| (D1, D2), an exponent that counts the federation's tasks instead of the client's
+    classes (D3), old groups that contain all older ones and whose weights add up (D4), weights between 0.5 and 5 once
+    there is a memory (D5), and a learning rate that falls only in the rounds of its milestones (D18)."""
+
+    name: ClassVar[str] = "lga_code"
+    about: ClassVar[str] = "LGA with the quirks of its authors' code: cumulative groups, clamped weights, jumping rate"
+
+    detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
+
+    def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
+        task = len(local.registry.growths) - 1
+        weights = cumulative_weights(sigmoid_gradient(logits, labels), local.growth_of[labels], task)
+        return weights.clamp(0.5, 5.0) if len(local.memory) else weights  # D5
+
+    def stages(self, local: Local) -> list[Stage]:
+        stage = local.stage(local.everything)
+        training, job = local.world.training, local.job
+        lr, gamma, milestones = training.optimiser.lr, training.optimiser.gamma, training.optimiser.milestones
+
+        def rate(epoch: int) -> float:
+            now = job.progress + job.step * epoch / training.epochs
+            return lr * gamma ** drops_in_round(milestones, job.progress, now)
+
+        return [replace(stage, rate=rate)]
+
+
+def cumulative_weights(gradients: Tensor, groups: Tensor, task: int) -> Tensor:
+    """The code's w_i (B,): V^e with e = t / (t + 1), over the mean of every old group that contains the sample, added
+    up; the group of old task k holds tasks 0 to k (D3, D4). The newest task has a group of its own."""
+    sharp = gradients ** (task / (task + 1))
+    weights = torch.zeros_like(sharp)
+    for k in range(task):
+        inside = groups <= k
+        if inside.any():
+            weights = weights + torch.where(inside, sharp / sharp[inside].mean().clamp(min=TINY), 0)
+    newest = groups == task
+    if newest.any():
+        weights = torch.where(newest, sharp / sharp[newest].mean().clamp(min=TINY), weights)
+    return weights
+
+
+def drops_in_round(milestones: tuple[float, ...], start: float, now: float) -> int:
+    """How often the rate has fallen by now: the optimiser is new in every round, so only this round's milestones count,
+    but the k-th of them brings the k-th power at once (D18)."""
+    passed = [k + 1 for k, milestone in enumerate(milestones) if start - 1e-9 <= milestone <= now + 1e-9]
+    return max(passed, default=0)
