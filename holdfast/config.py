@@ -61,6 +61,9 @@ class PlanSettings:
         "task", "newcomers join in a task's first round (task), or spread over its rounds (irregular)"
     )
     selected: Count = _setting(10, "clients selected in each round")
+    select_from: Literal["present", "first_task"] = _setting(
+        "present", "who can be selected: all present clients, or only those of the first task, as in the authors' code"
+    )
     move_on: Annotated[float, Field(ge=0, le=1)] = _setting(
         0.9, "share of the present clients that meet a new task's classes"
     )

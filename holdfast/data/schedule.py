@@ -220,6 +220,8 @@ def _select(
     selected = []
     for number in range(tasks * settings.rounds):
         present = np.flatnonzero(joined <= number).tolist()
+        if settings.select_from == "first_task":
+            present = [client for client in present if client < settings.clients]
         if settings.selected > len(present):
             raise HoldfastError(
                 f"plan.selected={settings.selected}, but round {number + 1} has only {len(present)} clients; "
