@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.progress import TextColumn
 
@@ -26,12 +27,13 @@ from holdfast.files import write_atomic, write_json
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.progress import progress_bar
-from holdfast.results.plots import accuracy_curve
+from holdfast.results.plots import accuracy_curve, prototype_sheet
 from holdfast.results.record import Record, Result, only_writer, read_result, write_result
 from holdfast.results.summary import summarise
 from holdfast.rounds import Federation, Round, play
 from holdfast.seeding import torch_generator
 
+SHEET = 12  # prototypes on the sheet of a run
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 
 
@@ -75,6 +77,7 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
             lines = [played.line for played in rounds]
             result = summarise(_named(config), plan, data.classes, lines, rounds[-1].counts)
             accuracy_curve(result, folder / "accuracy.png")
+            _draw_prototypes(federation, folder / "prototypes.png")
             write_result(folder, result)
     return Run(folder, result, fresh=True)
 
@@ -226,3 +229,22 @@ def _write_model(file: Path, config: Config, federation: Federation) -> None:
         "std": world.transform.std,
     }
     write_model(file, federation.server.weights, facts)
+
+
+def _draw_prototypes(federation: Federation, file: Path) -> None:
+    """The last prototypes that clients shared, each as its client and as the proxy has it. Only here, outside of the
+    federation, do the two sides come together."""
+    seen_by_proxy, train = federation.proxy.gallery(), federation.world.train
+    columns: dict[str, list[np.ndarray]] = {}
+    for state in federation.states.values():
+        if "prototype.rows" not in state.notes:
+            continue
+        kept = (state.notes[f"prototype.{part}"] for part in ("rows", "perturbed", "fingerprint"))
+        for row, perturbed, fingerprint in zip(*kept, strict=True):
+            found = seen_by_proxy.get(bytes(fingerprint.tolist()))
+            if found is not None:
+                name = federation.world.classes[int(train.labels[int(row)])]
+                images = (train.images[int(row)], perturbed, found.mul(255).round().byte().cpu())
+                columns.setdefault(name, [image.permute(1, 2, 0).numpy() for image in images])
+    if columns:
+        prototype_sheet(list(columns.items())[:SHEET], file)

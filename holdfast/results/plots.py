@@ -1,11 +1,18 @@
 """Pictures, from results."""
 
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from holdfast.files import write_atomic
 from holdfast.results.record import Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INK, FAINT = "#1f3b4d", "#c9d3da"
 
@@ -40,6 +47,30 @@ def accuracy_curve(result: Result, file: Path) -> None:
     axes.set_title(f"{result.method} on {result.dataset}, seed {result.seed}", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left")
+    _save(figure, file)
+
+
+def prototype_sheet(columns: Sequence[tuple[str, Sequence[np.ndarray]]], file: Path) -> None:
+    """The paper's Fig. 5: a column for each prototype, with its class and its images (S, S, 3): as it was taken, as its
+    client perturbed it, as the proxy reconstructed it."""
+    from matplotlib.figure import Figure
+
+    rows = ("original", "perturbed\nby its client", "reconstructed\nby the proxy")
+    figure = Figure(figsize=(1.1 + 0.9 * len(columns), 3.2), dpi=120)
+    grid = figure.subplots(len(rows), len(columns), squeeze=False)
+    for k, (name, images) in enumerate(columns):
+        for axes, image in zip(grid[:, k], images, strict=True):
+            axes.imshow(image, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+        grid[0, k].set_title(name if len(name) < 12 else f"{name[:10]}…", fontsize=8)
+    for axes, word in zip(grid[:, 0], rows, strict=True):
+        axes.set_ylabel(word, rotation=0, ha="right", va="center", fontsize=8, color=INK)
+    figure.subplots_adjust(left=1.0 / figure.get_figwidth(), right=0.99, top=0.9, bottom=0.01, wspace=0.06, hspace=0.06)
+    _save(figure, file)
+
+
+def _save(figure: "Figure", file: Path) -> None:
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
     write_atomic(file, buffer.getvalue())
