@@ -14,7 +14,8 @@ from rich.markup import escape
 from holdfast.config import Config, describe, load_config, parse_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
-from holdfast.experiment import plan_of, run_to_folder
+from holdfast.experiment import bytes_of, plan_of, run_to_folder
+from holdfast.federation.traffic import by_task
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
 from holdfast.results.record import Result, read_result
@@ -27,6 +28,7 @@ from holdfast.results.tables import (
     result_lines,
     result_table,
     rows_table,
+    traffic_table,
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -135,14 +137,15 @@ def plan(
     set_: Sets = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print who joins when, holds which classes and is selected in which round, without training."""
+    """Print who joins when, holds which classes, is selected when, and what will be sent, without training."""
     chosen = _config(config, method, dataset, tasks, seed, set_)
     data = load_data(chosen.data)
     made = plan_of(chosen, data)
+    account = bytes_of(chosen, data, made)
     if as_json:
-        print(json.dumps(made.to_json(data.classes)))
+        print(json.dumps({**made.to_json(data.classes), "bytes": account}))
     else:
-        for table in plan_tables(made, data.classes):
+        for table in [*plan_tables(made, data.classes), traffic_table(by_task(made, account))]:
             out.print(table)
 
 

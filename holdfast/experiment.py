@@ -23,6 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.federation.local import Preset, Training, World
 from holdfast.federation.proxy import ProxyHome
 from holdfast.federation.server import Server
+from holdfast.federation.traffic import Bytes, traffic_of
 from holdfast.files import write_atomic, write_json
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
@@ -82,6 +83,11 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
     return Run(folder, result, fresh=True)
 
 
+def bytes_of(config: Config, data: DataSet, plan: Plan) -> list[Bytes]:
+    """What every round will send, by arithmetic."""
+    return traffic_of(config.method, proxy_home(config, data, torch.device("cpu")), plan)
+
+
 def plan_of(config: Config, data: DataSet) -> Plan:
     """The plan of a run, under its method's rules."""
     images = {c: rows.tolist() for c, rows in data.train.by_class.items()}
@@ -91,20 +97,19 @@ def plan_of(config: Config, data: DataSet) -> Plan:
 def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     """Server, clients and the world they share."""
     device = choose_device(config.run.device)
-    spec = ModelSpec(config.model.name, config.model.norm, data.size)
-    model = config.method.build_model(spec, torch_generator(config.seed, "model")).to(device)
+    home = proxy_home(config, data, device)
+    model = config.method.build_model(home.spec, torch_generator(config.seed, "model")).to(device)
     train = config.train
     given = {field.name: getattr(train, field.name) for field in fields(Preset)}
     optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
-    transform = Transform(data.mean, data.std, data.flip)
-    proxy = config.method.build_proxy(ProxyHome(spec, transform, len(data.classes), config.seed, device))
+    proxy = config.method.build_proxy(home)
     world = World(
         method=config.method,
         plan=plan,
         classes=data.classes,
         train=data.train,
-        transform=transform,
-        spec=spec,
+        transform=home.transform,
+        spec=home.spec,
         training=Training(train.epochs, train.batch, optimiser),
         memory=config.plan.memory,
         seed=config.seed,
@@ -114,6 +119,12 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     server = Server(config.method, model, config.seed)
     detector = config.method.build_detector(plan)
     return Federation(world, server, proxy, detector, data.test, config.plan.growth, train.weighting)
+
+
+def proxy_home(config: Config, data: DataSet, device: torch.device) -> ProxyHome:
+    """What a proxy is built from."""
+    spec = ModelSpec(config.model.name, config.model.norm, data.size)
+    return ProxyHome(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
 
 
 def choose_device(name: str) -> torch.device:

@@ -3,9 +3,25 @@
 from collections.abc import Sequence
 
 from holdfast.data.schedule import Plan, new_classes
-from holdfast.federation.proxy import TEACHERS
+from holdfast.federation.messages import COUNT_BYTES, tensor_bytes
+from holdfast.federation.proxy import TEACHERS, NoTeacher, ProxyHome
+from holdfast.methods.base import Method
+from holdfast.seeding import torch_generator
 
 Bytes = dict[str, dict[str, int]]
+
+
+def traffic_of(method: Method, home: ProxyHome, plan: Plan) -> list[Bytes]:
+    """The bytes of every round of this method under this plan."""
+    model = method.build_model(home.spec, torch_generator(0, "buffer"))
+    sizes = []
+    for _, classes in plan.growths:
+        model.grow(len(classes), torch_generator(0, "buffer"))
+        sizes.append(tensor_bytes(model.state_dict()))
+    proxy = method.build_proxy(home)
+    encoder = tensor_bytes(proxy.encoder.state_dict()) if proxy.encoder else 0
+    share = encoder + 4 * model.features + COUNT_BYTES if encoder else 0
+    return expected_traffic(plan, sizes, not isinstance(proxy, NoTeacher), encoder, share)
 
 
 def expected_traffic(plan: Plan, models: Sequence[int], teachers: bool, encoder: int, share: int) -> list[Bytes]:
@@ -15,7 +31,7 @@ def expected_traffic(plan: Plan, models: Sequence[int], teachers: bool, encoder:
     and of one prototype; `teachers` says whether clients distil."""
     account = []
     for number, selected in enumerate(plan.selected):
-        growth = plan.task_of_round(number)
+        growth = sum(when <= number for when, _ in plan.growths) - 1
         old = sum(models[max(0, growth - TEACHERS) : growth]) if teachers else 0
         prototypes = sum(_prototypes(plan, client, number) for client in selected)
         account.append(
@@ -29,6 +45,17 @@ def expected_traffic(plan: Plan, models: Sequence[int], teachers: bool, encoder:
             }
         )
     return account
+
+
+def by_task(plan: Plan, account: Sequence[Bytes]) -> list[dict[str, int]]:
+    """The same, added up over each task's rounds."""
+    totals: list[dict[str, int]] = [{} for _ in plan.tasks]
+    for number, channels in enumerate(account):
+        total = totals[plan.task_of_round(number)]
+        for ways in channels.values():
+            for way, count in ways.items():
+                total[way] = total.get(way, 0) + count
+    return totals
 
 
 def _prototypes(plan: Plan, client: int, number: int) -> int:

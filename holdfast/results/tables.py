@@ -1,7 +1,7 @@
 """Tables that a person can read, from results."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import mean, stdev
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from holdfast.data.schedule import Plan
 from holdfast.results.record import Result
 
-NUMBER = re.compile(r"|-|[\d.-]+( ± [\d.]+)?")
+NUMBER = re.compile(r"|-|[\d.-]+( ± [\d.]+)?%?")
 
 
 def result_table(result: Result) -> Table:
@@ -122,6 +122,18 @@ def plan_tables(plan: Plan, names: Sequence[str]) -> list[Table]:
         rows_table("The federation by task", columns, tasks),
         rows_table("The clients", ["client", "joins", "round: classes", "selected in rounds"], clients),
     ]
+
+
+def traffic_table(totals: Sequence[Mapping[str, int]]) -> Table:
+    """What a plan will send, task by task, if every transition is noticed at once."""
+    columns = ["task", "models to clients", "and back", "teachers", "prototypes", "of the models back", "encoders"]
+    rows = []
+    for t, sent in enumerate(totals):
+        megabytes = {what: f"{count / 1e6:.2f}" for what, count in sent.items()}
+        share = f"{sent['shares'] / sent['up']:.3%}"
+        cells = (megabytes[what] for what in ("down", "up", "teachers", "shares"))
+        rows.append([str(t + 1), *cells, share, megabytes["encoder"]])
+    return rows_table("Bytes in MB; models by the global server, the rest by the proxy", columns, rows)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
