@@ -208,3 +208,41 @@ def test_gradients_by_differences(form: str) -> None:
         "sigmoid": lambda x: losses.weighted_binary_cross_entropy(x, soft, weights),
     }
     assert torch.autograd.gradcheck(functions[form], (logits,))
+
+
+def test_entropy_by_hand_and_its_ceiling() -> None:
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [math.log(0.9), math.log(0.1), -torch.inf, -torch.inf]])
+    expected = [math.log(4), -0.9 * math.log(0.9) - 0.1 * math.log(0.1)]
+    assert losses.entropy(logits).tolist() == pytest.approx(expected, rel=1e-6)
+    assert losses.entropy(torch.tensor([[200.0, 0.0, 0.0]])).tolist() == [0.0]
+    assert float(losses.entropy(case()[0]).max()) <= math.log(6)
+    assert math.log(3) < 1.2  # why a fixed threshold cannot work for few classes (N13)
+
+
+def test_the_augmentation_scale_is_the_running_mean_over_all_classes() -> None:
+    rng = torch_generator(4)
+    per_class = torch.rand(9, generator=rng, dtype=torch.float64)
+    scale, old = 0.0, 0
+    for size in (2, 3, 4):
+        scale = losses.augmentation_scale(scale, old, per_class[old : old + size])
+        old += size
+        assert scale == pytest.approx(float(per_class[:old].mean()))
+    assert losses.augmentation_scale(123.0, 0, torch.tensor([0.5])) == pytest.approx(0.5)  # omega^0 is not used
+    assert losses.augmentation_scale(0.3, 7, torch.full((5,), 0.3)) == pytest.approx(0.3)  # constant values
+    assert losses.augmentation_scale(0.0, 0, torch.zeros(0)) == 0.0
+
+
+def test_noise_is_brought_back_into_its_ball_and_left_alone_inside() -> None:
+    rng = torch_generator(5)
+    variance = torch.rand(1, 1, 64, generator=rng, dtype=torch.float64)
+    draws = torch.randn(50, 5, 64, generator=rng, dtype=torch.float64) * variance.sqrt()
+    bound = 0.1 * variance.sum()
+    for omega in (0.05, 0.31, 2.0):
+        noise = losses.bounded_noise(omega * draws, variance, 0.1)
+        lengths = noise.square().sum(dim=-1)
+        assert (lengths <= bound * (1 + 1e-9)).all()
+        outside = (omega * draws).square().sum(dim=-1) > bound
+        torch.testing.assert_close(noise[~outside], (omega * draws)[~outside])
+        torch.testing.assert_close(lengths[outside], bound.expand(int(outside.sum())))
+        torch.testing.assert_close(F.normalize(noise, dim=-1), F.normalize(omega * draws, dim=-1))
+    assert not losses.bounded_noise(torch.zeros(3, 4), torch.zeros(3, 4), 0.1).any()

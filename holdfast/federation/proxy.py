@@ -134,7 +134,7 @@ class ProxySettings:
     augmented: int  # features made of each prototype, upsilon; 0: none but its own
     radius: float  # xi
     root: bool  # omega as the square root of the mean variance (N8)
-    patience: int  # rounds of a growth that count for nothing (D40: 0)
+    patience: int  # first rounds of a growth that count for nothing
     select: bool  # the best model; if not, the last
 
 

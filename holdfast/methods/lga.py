@@ -30,6 +30,10 @@ SD = (
 )
 DETECTOR = "how a client notices new classes: auto, fixed (the average entropy rises by 1.2), or oracle"
 ITERATIONS = "iterations of a prototype's reconstruction"
+PATIENCE = (
+    "first rounds of a growth that score nothing: prototypes are fitted to the models of the round that made them; "
+    "the paper's 0, the code's 6 (D40)"
+)
 START = "where it starts: smooth (and in frequencies), or white pixels as in the paper"
 
 
@@ -232,3 +236,4 @@ class LGAPaper(LGA):
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
     iterations: Count = Field(default=300, description=ITERATIONS)
     start: Literal["smooth", "white"] = Field(default="white", description=START)
+    patience: int = Field(default=0, ge=0, description=PATIENCE)

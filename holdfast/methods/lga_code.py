@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.federation.local import Local, Stage
 from holdfast.losses import TINY, sigmoid_gradient
 from holdfast.methods.base import STRICT
-from holdfast.methods.lga import DETECTOR, LGA
+from holdfast.methods.lga import DETECTOR, LGA, PATIENCE
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -24,6 +24,7 @@ class LGACode(LGA):
     about: ClassVar[str] = "LGA with the quirks of its authors' code: cumulative groups, clamped weights, jumping rate"
 
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
+    patience: int = Field(default=6, ge=0, description=PATIENCE)
 
     def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
         task = len(local.registry.growths) - 1

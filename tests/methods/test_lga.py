@@ -1,0 +1,222 @@
+"""LGA's losses as a method uses them, its teachers, its prototypes and its switches."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.config import load_config
+from holdfast.data.sources import load_data
+from holdfast.engines.serial import Serial
+from holdfast.errors import HoldfastError
+from holdfast.experiment import build_federation, plan_of
+from holdfast.methods.lga import LGA, LGAPaper, nearest_to_mean
+from holdfast.rounds import Federation, play
+from holdfast.seeding import torch_generator
+
+
+def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
+    config = load_config({**settings, "method": {"name": "lga", "iterations": 3, "perturb_steps": 2, **method}})
+    data = load_data(config.data)
+    return build_federation(config, data, plan_of(config, data))
+
+
+def played(federation: Federation) -> list[dict[str, Any]]:
+    return [done.line for done in play(federation, Serial())]
+
+
+class Answers(torch.nn.Module):
+    """A model that answers with given logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, images: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits)
+
+
+def terms(method: LGA, old: int, new: int, teacher: Tensor | None, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    local: Any = SimpleNamespace(
+        model=Answers(logits),
+        teacher=None if teacher is None else Answers(teacher),
+        class_counts=(old, new),
+        growth_of=torch.tensor([0, 0, 1, 1]),
+    )
+    batch: Any = SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels)
+    return method.loss(local, batch)
+
+
+LOGITS = torch.randn(10, 4, generator=torch_generator(1), dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 2, 3, 0, 2, 3, 2, 1, 3])
+TEACHER = torch.randn(10, 2, generator=torch_generator(2), dtype=torch.float64)
+
+
+def test_without_old_classes_and_teacher_it_is_plain_classification() -> None:
+    """The first task, and every newcomer: e = 0, all weights 1."""
+    found = terms(LGA(form="softmax"), 0, 4, None, LOGITS, LABELS)
+    assert set(found) == {"compensation"}
+    torch.testing.assert_close(found["compensation"], F.cross_entropy(LOGITS, LABELS))
+    found = terms(LGA(form="sigmoid"), 0, 4, None, LOGITS, LABELS)
+    hard = F.one_hot(LABELS, 4).double()
+    torch.testing.assert_close(found["compensation"], F.binary_cross_entropy_with_logits(LOGITS, hard))
+
+
+def test_the_sigmoid_form_by_an_independent_route() -> None:
+    """Section 4: V = 1 - s_y, e = Co / (Co + Ct), means by growth, both terms averaged over samples and classes."""
+    found = terms(LGA(form="sigmoid"), 2, 2, TEACHER, LOGITS, LABELS)
+    weights = []
+    for i in range(10):
+        group = [j for j in range(10) if (LABELS[j] < 2) == (LABELS[i] < 2)]
+        sharp = [(1 - torch.sigmoid(LOGITS[j, LABELS[j]])) ** 0.5 for j in group]
+        weights.append((1 - torch.sigmoid(LOGITS[i, LABELS[i]])) ** 0.5 / (sum(sharp) / len(sharp)))
+    first = second = torch.zeros((), dtype=torch.float64)
+    for i in range(10):
+        for c in range(4):
+            s = torch.sigmoid(LOGITS[i, c])
+            y = torch.tensor(float(LABELS[i] == c), dtype=torch.float64)
+            soft = torch.sigmoid(TEACHER[i, c]) if c < 2 else y
+            first = first - weights[i] * (y * s.log() + (1 - y) * (1 - s).log()) / 40
+            second = second - weights[i] * (soft * s.log() + (1 - soft) * (1 - s).log()) / 40
+    torch.testing.assert_close(found["compensation"], first)
+    torch.testing.assert_close(found["distillation"], second)
+
+
+def test_switches_and_weights_change_what_they_name() -> None:
+    whole = terms(LGA(form="softmax"), 2, 2, TEACHER, LOGITS, LABELS)
+    unweighted = terms(LGA(form="softmax", cbl=False), 2, 2, TEACHER, LOGITS, LABELS)
+    torch.testing.assert_close(unweighted["compensation"], F.cross_entropy(LOGITS, LABELS))
+    torch.testing.assert_close(unweighted["distillation"], whole["distillation"])  # keeps its weights
+    for form in ("softmax", "sigmoid"):
+        icarl = terms(LGA(form=form, sdl=False), 2, 2, TEACHER, LOGITS, LABELS)  # type: ignore[arg-type]
+        expected = F.binary_cross_entropy_with_logits(LOGITS[:, :2], TEACHER.sigmoid())
+        torch.testing.assert_close(icarl["distillation"], expected)
+    scaled = terms(LGA(form="softmax", gamma1=2.0, gamma2=0.5), 2, 2, TEACHER, LOGITS, LABELS)
+    torch.testing.assert_close(scaled["compensation"], 2 * whole["compensation"])
+    torch.testing.assert_close(scaled["distillation"], whole["distillation"] / 2)
+    assert set(terms(LGA(gamma2=0.0), 2, 2, TEACHER, LOGITS, LABELS)) == {"compensation"}
+
+
+def test_the_readings_differ_in_their_distillation() -> None:
+    found = {
+        sd: float(terms(LGA(form="softmax", sd=sd), 2, 2, TEACHER, LOGITS, LABELS)["distillation"])  # type: ignore[arg-type]
+        for sd in ("full", "renorm", "literal")
+    }
+    assert len(set(found.values())) == 3
+    paper = LGAPaper()
+    assert (paper.form, paper.sd, paper.detector, paper.start) == ("softmax", "literal", "fixed", "white")
+    assert float(terms(paper, 2, 2, TEACHER, LOGITS, LABELS)["distillation"]) == found["literal"]
+
+
+def test_without_its_parts_it_is_federated_averaging_with_replay(small: dict[str, Any]) -> None:
+    """methods.md: gamma2 = 0 with CBL off is FedAvg with replay."""
+    bare = federation_of(small, form="softmax", gamma2=0.0, cbl=False, psr=False)
+    lines = played(bare)
+    config = load_config({**small, "method": {"name": "fedavg", "replay": True}})
+    data = load_data(config.data)
+    replay = build_federation(config, data, plan_of(config, data))
+    expected = played(replay)
+    for name, tensor in replay.server.weights.items():
+        torch.testing.assert_close(bare.server.weights[name], tensor, rtol=1e-3, atol=1e-4)
+    assert [line["trained"] for line in lines] == [line["trained"] for line in expected]
+
+
+def test_the_nearest_image_is_found_by_brute_force() -> None:
+    features = torch.randn(20, 5, generator=torch_generator(6), dtype=torch.float64)
+    unit = [f / f.norm() for f in features]
+    mean = sum(unit) / len(unit)  # type: ignore[arg-type]
+    distances = [float((u - mean).norm()) for u in unit]
+    assert nearest_to_mean(features) == min(range(20), key=lambda i: distances[i])
+
+
+def test_a_client_distils_from_the_growth_before_the_last_it_has_noticed(small: dict[str, Any]) -> None:
+    federation = federation_of(small, detector="oracle")
+    plan = federation.world.plan
+    used: list[tuple[int, int, int | None]] = []
+    loss = LGA.loss
+
+    class Watching(LGA):
+        def loss(self, local: Any, batch: Any) -> Any:
+            width = None if local.teacher is None else len(local.teacher.growths)
+            used.append((local.job.round, local.state.client, width))
+            return loss(self, local, batch)
+
+    federation.world = replace(federation.world, method=Watching(detector="oracle", iterations=3, perturb_steps=2))
+    played(federation)
+    assert used
+    for number, client, width in used:
+        noticed = [a for a in plan.arrivals[client] if a.round <= number and a.classes]
+        task = next(t for t, classes in enumerate(plan.tasks) if noticed[-1].classes[0] in classes)
+        current = plan.task_of_round(number)
+        expected = min(task, current) or None  # the teacher of growth g knows growths 0 to g - 1
+        assert width == expected, (number, client)
+    assert {width for _, _, width in used} == {None, 1, 2}
+
+
+@pytest.mark.parametrize("growth", ["schedule", "announce"])
+def test_prototypes_are_shared_once_in_the_round_they_are_noticed(small: dict[str, Any], growth: str) -> None:
+    federation = federation_of({**small, "plan": {**small["plan"], "growth": growth, "rounds": 3}}, detector="oracle")
+    lines = played(federation)
+    plan, each = federation.world.plan, None
+    for number, line in enumerate(lines):
+        sent = line["bytes"]["proxy"]["shares"]
+        new = [c for c in plan.selected[number] if plan.arrivals[c][plan.current(c, number)].round == number]
+        classes = sum(len(plan.arrivals[c][plan.current(c, number)].classes) for c in new)
+        if growth == "schedule":
+            assert bool(sent) == bool(classes)
+            each = sent // classes if classes and each is None else each
+            assert sent == (each or 0) * classes
+    assert any(line["bytes"]["proxy"]["shares"] for line in lines)
+    labels = [p.label for pool in federation.proxy.pools.values() for p in pool]  # type: ignore[attr-defined]
+    assert set(labels) <= set(range(6))
+    assert any("prototype.rows" in state.notes for state in federation.states.values())
+
+
+def test_late_shares_enlarge_the_pool(small: dict[str, Any]) -> None:
+    settings = {**small, "plan": {**small["plan"], "rounds": 4}}
+    totals = []
+    for shares in ("first_round", "when_selected"):
+        lines = played(federation_of(settings, detector="oracle", shares=shares))
+        totals.append(sum(line["bytes"]["proxy"]["shares"] for line in lines))
+    assert totals[1] > totals[0] > 0
+
+
+def test_a_capacity_that_is_too_small_is_refused(small: dict[str, Any]) -> None:
+    with pytest.raises(HoldfastError, match="method.capacity=5 is too small for 6 classes"):
+        federation_of(small, capacity=5)
+
+
+@pytest.mark.parametrize("switch", ["cbl", "sdl", "psr", "sbm", "ssa", "npb"])
+def test_every_ablation_runs_and_is_named(small: dict[str, Any], switch: str) -> None:
+    federation = federation_of(small, **{switch: False})
+    assert f"w/o {switch}" in federation.world.method.label
+    lines = played(federation)
+    sent = sum(line["bytes"]["proxy"]["shares"] for line in lines)
+    assert bool(sent) == (switch != "psr")
+    assert lines[-1]["bytes"]["proxy"]["teachers"] > 0
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"observed": "augmented"},
+    {"latent_noise": 0.0, "perturb_rate": 0.2},
+    {"rate": 0.1, "snapshots": 3},
+    {"omega": "sqrt", "patience": 1, "capacity": 50},
+    {"start": "white", "detector": "fixed"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_other_readings_of_the_text_run(small: dict[str, Any], options: dict[str, Any]) -> None:
+    assert played(federation_of(small, **options))[-1]["accuracy"] >= 0
+
+
+@pytest.mark.parametrize("partition", ["disjoint", "dirichlet:0.3"])
+def test_clients_with_hardly_any_images_take_part(small: dict[str, Any], partition: str) -> None:
+    plan = {**small["plan"], "partition": partition, "clients": 8, "selected": 8, "memory": 3}
+    settings = {**small, "data": {**small["data"], "train_per_class": 3}, "plan": plan}
+    lines = played(federation_of(settings, detector="oracle", shares="when_selected"))
+    assert any(line["bytes"]["proxy"]["shares"] for line in lines)

@@ -1,0 +1,51 @@
+"""The quirks of the authors' code, against what was measured of it."""
+
+import pytest
+import torch
+
+from holdfast.federation.local import Preset
+from holdfast.methods.base import BCE
+from holdfast.methods.lga_code import LGACode, cumulative_weights, drops_in_round
+from holdfast.seeding import torch_generator
+
+
+def test_the_rate_falls_only_in_the_rounds_of_its_milestones() -> None:
+    """D18, ten rounds of twenty epochs: 2.0 but for 0.4 in round 5, 0.08 from epoch 10 of round 7, 0.016 in round 9."""
+    preset: Preset = BCE
+    expected = {(number, epoch): 2.0 for number in range(10) for epoch in range(20)}
+    expected |= dict.fromkeys(((5, epoch) for epoch in range(20)), 0.4)
+    expected |= dict.fromkeys(((7, epoch) for epoch in range(10, 20)), 0.08)
+    expected |= dict.fromkeys(((9, epoch) for epoch in range(20)), 0.016)
+    for (number, epoch), rate in expected.items():
+        start = number / 10
+        drops = drops_in_round(preset.milestones, start, start + epoch / 200)
+        assert 2.0 * preset.gamma**drops == pytest.approx(rate), (number, epoch)
+
+
+def test_old_groups_add_up() -> None:
+    """D4: at the sixth task the mean weights are about 5.1, 4.0, 2.9, 1.9, 1.1 from oldest to newest, and 1 for new."""
+    rng = torch_generator(0)
+    groups = torch.randint(0, 6, (60_000,), generator=rng)
+    gradients = torch.rand(60_000, generator=rng, dtype=torch.float64)
+    weights = cumulative_weights(gradients, groups, 5)
+    means = [float(weights[groups == k].mean()) for k in range(6)]
+    assert means == pytest.approx([5, 4, 3, 2, 1, 1], abs=0.05)  # equally hard groups; harder old ones give the 5.1
+
+
+def test_old_groups_by_hand() -> None:
+    gradients = torch.tensor([0.25, 0.81, 0.16, 0.36], dtype=torch.float64)
+    weights = cumulative_weights(gradients, torch.tensor([0, 1, 1, 2]), 2)
+    v = gradients ** (2 / 3)  # D3: t / (t + 1) with t counted from zero
+    both = (v[0] + v[1] + v[2]) / 3
+    expected = [1 + v[0] / both, v[1] / both, v[2] / both, 1.0]
+    assert weights.tolist() == pytest.approx([float(x) for x in expected])
+
+
+def test_the_first_task_weighs_everything_alike() -> None:
+    gradients = torch.rand(8, generator=torch_generator(1))
+    assert torch.equal(cumulative_weights(gradients, torch.zeros(8, dtype=torch.int64), 0), torch.ones(8))
+
+
+def test_its_defaults() -> None:
+    method = LGACode()
+    assert (method.form, method.detector, method.preset) == ("sigmoid", "fixed", BCE)
