@@ -206,10 +206,12 @@ def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
 
 def to_tree(config: Config) -> dict[str, Any]:
     """The config as nested plain values, without what was left open."""
-    tree: dict[str, Any] = {"seed": config.seed, "method": {"name": config.method.name, **asdict(config.method)}}
-    for room in ROOMS:
-        tree[room] = {key: value for key, value in asdict(getattr(config, room)).items() if value is not None}
-    return tree
+    tree: dict[str, Any] = {"seed": config.seed, "method": {"name": config.method.name, **_given(config.method)}}
+    return {**tree, **{room: _given(getattr(config, room)) for room in ROOMS}}
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    return {key: value for key, value in asdict(settings).items() if value is not None}
 
 
 def to_toml(config: Config) -> str:
@@ -246,7 +248,9 @@ def describe() -> list[tuple[str, str, str]]:
             rows.append((f"{room}.{key}", default, info.description or ""))
     rows.append(("method.name", "fedavg", "method: " + ", ".join(METHODS)))
     for name, cls in METHODS.items():
-        rows += [(f"method.{key}", _toml(info.default), f"{name}: {info.description}") for key, info in _fields(cls)]
+        for key, info in _fields(cls):
+            default = "" if info.default is None else _toml(info.default)
+            rows.append((f"method.{key}", default, f"{name}: {info.description}"))
     return rows
 
 

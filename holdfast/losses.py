@@ -40,7 +40,7 @@ def group_balanced_weights(gradients: Tensor, groups: Tensor, exponent: float) -
     """w_i = |V_i|^e over its mean in i's group (Eqs. 3-5), (B,): the mean weight of every group is 1."""
     sharp = gradients**exponent  # 0^0 is 1: without old classes every weight is 1 (N1)
     count = int(groups.max()) + 1
-    sums = sharp.new_zeros(count).index_add_(0, groups, sharp)
+    sums = sharp @ F.one_hot(groups, count).to(sharp.dtype)  # a product, because adding by index has no order on a GPU
     means = (sums / torch.bincount(groups, minlength=count).clamp(min=1))[groups]
     return torch.where(means < TINY, torch.ones_like(sharp), sharp / means.clamp(min=TINY))
 

@@ -156,7 +156,8 @@ def _detect(federation: Federation, number: int) -> dict[str, Any]:
             hits.append(client)
         late += [[client, number - arrival.round] for arrival in waiting if arrival.round < number]
         # The prototypes of a client that is not selected just now are not asked for again, unless the method does.
-        shared = state.shared if client in selected or world.method.late_shares else current + 1
+        waits = client in selected or world.method.late_shares or state.shared < state.noticed
+        shared = state.shared if waits else current + 1
         federation.store([replace(state, noticed=current + 1, shared=shared)])
     misses = sorted(arrived.difference(hits))
     return {"asked": asked, "hits": hits, "misses": misses, "late": late, "false_alarms": false_alarms}

@@ -74,12 +74,13 @@ class LastRound:
         return 0
 
     def teachers(self, growth: int) -> Teachers:
-        return Teachers({g: self.chosen[g] for g in range(growth - TEACHERS, growth) if g in self.chosen})
+        return Teachers({g: self.chosen[g] for g in range(max(0, growth - TEACHERS), growth) if g in self.chosen})
 
     def judge(
         self, number: int, growths: tuple[int, ...], model: Weights, shares: Sequence[PrototypeShare]
     ) -> dict[str, Any]:
-        self.keep(len(growths) - 1, model)
+        if growths:
+            self.keep(len(growths) - 1, model)
         return {}
 
     def gallery(self) -> dict[bytes, Tensor]:
@@ -115,6 +116,8 @@ class AnyRound(LastRound):
         # The k-th model replaces the one that is kept with chance 1/k: in the end all are equally likely, and only one
         # has to be stored.
         growth = len(growths) - 1
+        if growth < 0:
+            return {}
         self.seen[growth] = self.seen.get(growth, 0) + 1
         draw = int(generator(self.seed, "proxy", "any", growth, self.seen[growth]).bit_generator.random_raw())
         if draw % self.seen[growth] == 0:
@@ -178,12 +181,12 @@ class PrototypeProxy(LastRound):
         if growth < 0:
             return {}
         refused = self._receive(number, growths, shares)
-        since = number - self.first.setdefault(growth, number)
-        if growth in self.scores and shares:  # the kept model on the larger pool
+        counts = self.first.setdefault(growth, number) + self.settings.patience  # from this round on, scores count
+        if growth in self.scores and shares and self.rounds[growth] >= counts:  # the kept model on the larger pool
             self.scores[growth] = self.score(growths, self.chosen[growth])
         score = None
         if self.pools.get(growth):
-            score = self.score(growths, model) if since >= self.settings.patience else 0.0
+            score = self.score(growths, model) if number >= counts else 0.0
         # A tie goes to the later round; with nothing to score by, the last model is kept (N16).
         if not self.settings.select or score is None or score >= self.scores.get(growth, 0.0):
             self.keep(growth, model)

@@ -54,46 +54,43 @@ class Fixed:
 
 
 class Auto:
-    """Two questions, neither of which depends on how many classes there are. Are these other images than before? An
-    image that is hard for one global model is hard for the next, so the entropies of the same images go up and down
-    together from round to round, and those of other images do not. And is the model less sure of them than of those it
-    had learned? A client's first images are always new. The round after an alarm is left out: the model of a head that
-    has just grown says little about the next."""
+    """Are these other images than before? An image that is hard for one global model is hard for the next, so the
+    entropies of the same images go up and down together from round to round, and those of other images do not. That
+    depends neither on the number of classes nor on how sure a model is of what it has never seen: the average entropy
+    often rises more in mid-task than when new classes come. A client's first images are always new. The round after an
+    alarm is left out, because a head that has just grown says little about the next; only a change in the number of
+    images is believed at once."""
 
     rounds = 4  # whose entropies are kept since the last alarm
-    rise = 1.1  # times the average entropy of the round before
     chance = 3.5  # standard deviations of a correlation by chance
 
     def __init__(self) -> None:
-        self.seen: dict[int, list[Observation]] = {}  # client -> what it saw since its last alarm, the alarm included
+        self.seen: dict[int, list[np.ndarray]] = {}  # client -> what it saw since its last alarm, the alarm included
 
     def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
         alarmed = []
         for client, now in observe().items():
             before = self.seen.get(client, [])
-            if not before or (len(before) > 1 and self._other(before, now) and self._less_sure(before[-1], now)):
+            if not before or self._other(before, now.images):
                 alarmed.append(client)
                 before = []
-            self.seen[client] = [*before, now][-self.rounds :]
+            self.seen[client] = [*before, now.images][-self.rounds :]
         return alarmed
 
-    def _less_sure(self, before: Observation, now: Observation) -> bool:
-        return now.mean >= self.rise * before.mean + 0.01
-
-    def _other(self, before: list[Observation], now: Observation) -> bool:
+    def _other(self, before: list[np.ndarray], now: np.ndarray) -> bool:
         """Do these entropies go together with none of those before?"""
-        limit = min(0.5, max(0.2, self.chance / math.sqrt(len(now.images))))
-        return all(together(then.images, now.images) < limit for then in before)
+        if len(before[-1]) != len(now):
+            return True
+        limit = min(0.5, max(0.2, self.chance / math.sqrt(len(now))))
+        return len(before) > 1 and all(together(then, now) < limit for then in before)
 
 
 def together(a: np.ndarray, b: np.ndarray) -> float:
-    """The correlation of two rounds' entropies, image by image, apart from slow trends (classes come in blocks); -1 for
-    sets of different size or entropies that say nothing."""
-    if len(a) != len(b):
-        return -1.0
+    """The correlation of two rounds' entropies, image by image, apart from slow trends (classes come in blocks); 1 if
+    either has nothing but trends, which tells no change."""
     a, b = _without_trend(a), _without_trend(b)
     scale = math.sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale > 0 else -1.0
+    return float(a @ b) / scale if scale > 0 else 1.0
 
 
 def _without_trend(values: np.ndarray, width: int = 9) -> np.ndarray:

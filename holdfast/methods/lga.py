@@ -84,9 +84,7 @@ class LGA(Method):
     omega: Literal["mean", "sqrt"] = Field(
         default="mean", description="scale of the augmentation: the mean variance (Eq. 12), or its square root (N8)"
     )
-    patience: int = Field(
-        default=0, ge=0, description="first rounds of a growth that score nothing; the code's 6 (D40)"
-    )
+    patience: int = Field(default=1, ge=0, description=PATIENCE)
 
     @property
     def preset(self) -> Preset:

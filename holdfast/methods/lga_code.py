@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.federation.local import Local, Stage
 from holdfast.losses import TINY, sigmoid_gradient
 from holdfast.methods.base import STRICT
-from holdfast.methods.lga import DETECTOR, LGA, PATIENCE
+from holdfast.methods.lga import DETECTOR, LGA
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -23,8 +23,8 @@ class LGACode(LGA):
     name: ClassVar[str] = "lga_code"
     about: ClassVar[str] = "LGA with the quirks of its authors' code: cumulative groups, clamped weights, jumping rate"
 
+    form: Literal["sigmoid"] = Field(default="sigmoid", description="the outputs that both losses are made of")
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
-    patience: int = Field(default=6, ge=0, description=PATIENCE)
 
     def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
         task = len(local.registry.growths) - 1
@@ -34,6 +34,8 @@ class LGACode(LGA):
     def stages(self, local: Local) -> list[Stage]:
         stage = local.stage(local.everything)
         training, job = local.world.training, local.job
+        if training.optimiser.schedule != "steps":
+            return [stage]
         lr, gamma, milestones = training.optimiser.lr, training.optimiser.gamma, training.optimiser.milestones
 
         def rate(epoch: int) -> float:

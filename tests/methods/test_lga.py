@@ -186,7 +186,7 @@ def test_late_shares_enlarge_the_pool(small: dict[str, Any]) -> None:
 
 
 def test_a_capacity_that_is_too_small_is_refused(small: dict[str, Any]) -> None:
-    with pytest.raises(HoldfastError, match="method.capacity=5 is too small for 6 classes"):
+    with pytest.raises(HoldfastError, match="capacity=5 is too small for 6 classes"):
         federation_of(small, capacity=5)
 
 
