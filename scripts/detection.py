@@ -1,0 +1,64 @@
+"""How well the detectors do: `python scripts/detection.py CONFIG [ROOM.KEY=VALUE ...]` prints one line of JSON.
+
+LGA is played with the oracle (and without the proxy, which detection does not need); `auto` and `fixed` look on and see
+the same entropies, so both are judged on the same run."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import load_config, parse_setting
+from holdfast.data.schedule import Plan
+from holdfast.data.sources import load_data
+from holdfast.engines.serial import Serial
+from holdfast.experiment import build_federation, one_thread, plan_of
+from holdfast.federation.transition import Auto, Detector, Fixed, Observation, Told
+from holdfast.progress import progress_bar
+from holdfast.rounds import play
+
+
+class Judged:
+    """The oracle, with others looking on."""
+
+    def __init__(self, plan: Plan, others: dict[str, Detector]) -> None:
+        self.told, self.others = Told(plan), others
+        self.counts = {name: {"found": 0, "missed": 0, "false_alarms": 0} for name in others}
+        self.client_rounds = 0
+
+    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
+        seen = observe()
+        self.client_rounds += len(seen)
+        truth = set(self.told.notice(number, observe))
+        for name, other in self.others.items():
+            alarmed = set(other.notice(number, lambda: seen))
+            self.counts[name]["found"] += len(alarmed & truth)
+            self.counts[name]["missed"] += len(truth - alarmed)
+            self.counts[name]["false_alarms"] += len(alarmed - truth)
+        return sorted(truth)
+
+
+def measured(file: Path, settings: list[tuple[str, Any]]) -> dict[str, Any]:
+    config = load_config(file, [("method.name", "lga"), ("method.psr", False), *settings])
+    data = load_data(config.data)
+    plan = plan_of(config, data)
+    federation = build_federation(config, data, plan)
+    judged = federation.detector = Judged(plan, {"auto": Auto(), "fixed": Fixed()})
+    with one_thread(), progress_bar() as bar:
+        task = bar.add_task(file.stem, total=sum(map(len, plan.selected)))
+        for _ in play(federation, Serial(), tick=lambda: bar.advance(task)):
+            pass
+    sizes = [len(classes) for classes in plan.tasks]
+    return {
+        "protocol": file.stem,
+        "settings": dict(settings),
+        "classes_a_task": sizes[0],
+        "transitions": judged.counts["auto"]["found"] + judged.counts["auto"]["missed"],
+        "client_rounds": judged.client_rounds,
+        **judged.counts,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(Path(sys.argv[1]), [parse_setting(text) for text in sys.argv[2:]])))
