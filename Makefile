@@ -10,7 +10,11 @@ endif
 .PHONY: demo test check format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/holdfast run configs/demo.toml
+	@mkdir -p runs; $(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg >runs/demo.log 2>&1 & other=$$!; \
+	$(BIN)/holdfast run configs/demo.toml --method lga --out runs/demo-lga; done=$$?; \
+	wait $$other || { cat runs/demo.log; exit 1; }; [ $$done = 0 ] && \
+	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga --picture runs/demo.png && \
+	echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

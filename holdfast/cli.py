@@ -18,6 +18,7 @@ from holdfast.experiment import bytes_of, plan_of, run_to_folder
 from holdfast.federation.traffic import by_task
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
+from holdfast.results.plots import comparison_curves
 from holdfast.results.record import Result, read_result
 from holdfast.results.tables import (
     by_data_set,
@@ -88,9 +89,12 @@ def show(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", show_default=False)],
     as_json: AsJson = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
+    picture: Annotated[Path | None, typer.Option(help="also draw the curves of all runs into this PNG file")] = None,
 ) -> None:
     """Print the table of a finished run again, or set several side by side."""
     results = [read_result(run) for run in runs]
+    if picture:
+        comparison_curves(results, picture)
     if as_json:
         print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
     elif as_markdown:

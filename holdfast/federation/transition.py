@@ -57,10 +57,11 @@ class Auto:
     """Are these other images than before? An image that is hard for one global model is hard for the next, so the
     entropies of the same images go up and down together from round to round, and those of other images do not. That
     depends neither on the number of classes nor on how sure a model is of what it has never seen: the average entropy
-    often rises more in mid-task than when new classes come. A client's first images are always new. The round after an
-    alarm is left out, because a head that has just grown says little about the next; only a change in the number of
-    images is believed at once."""
+    often rises more in mid-task than when new classes come. A client's first images are always new. Two rounds after an
+    alarm are left out, because a model that has just begun to learn a class changes too much; only a change in the
+    number of images is believed at once."""
 
+    pause = 2  # rounds after an alarm
     rounds = 4  # whose entropies are kept since the last alarm
     chance = 3.5  # standard deviations of a correlation by chance
 
@@ -82,7 +83,7 @@ class Auto:
         if len(before[-1]) != len(now):
             return True
         limit = min(0.5, max(0.2, self.chance / math.sqrt(len(now))))
-        return len(before) > 1 and all(together(then, now) < limit for then in before)
+        return len(before) > self.pause and all(together(then, now) < limit for then in before)
 
 
 def together(a: np.ndarray, b: np.ndarray) -> float:

@@ -50,6 +50,35 @@ def accuracy_curve(result: Result, file: Path) -> None:
     _save(figure, file)
 
 
+def comparison_curves(results: Sequence[Result], file: Path) -> None:
+    """Accuracy on all seen classes after each task, a curve for each experiment: the mean over its seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    experiments: dict[str, list[Result]] = {}
+    for result in results:
+        experiments.setdefault(result.experiment, []).append(result)
+    for runs in experiments.values():
+        seen = list(accumulate(runs[0].task_sizes))
+        means = [100 * float(np.mean(after)) for after in zip(*(r.accuracy_after_task for r in runs), strict=True)]
+        [line] = axes.plot(seen, means, marker="o", linewidth=2.5, label=runs[0].method)
+        axes.annotate(
+            f"{means[-1]:.1f}",
+            (seen[-1], means[-1]),
+            textcoords="offset points",
+            xytext=(8, -3),
+            color=line.get_color(),
+        )
+    ticks = sorted({classes for result in results for classes in accumulate(result.task_sizes)})
+    axes.set(xlabel="classes seen", ylabel="accuracy in %", ylim=(0, 105), xticks=ticks)
+    axes.set_title(", ".join(sorted({result.dataset for result in results})), loc="left")
+    axes.margins(x=0.08)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower left")
+    _save(figure, file)
+
+
 def prototype_sheet(columns: Sequence[tuple[str, Sequence[np.ndarray]]], file: Path) -> None:
     """The paper's Fig. 5: a column for each prototype, with its class and its images (S, S, 3): as it was taken, as its
     client perturbed it, as the proxy reconstructed it."""
