@@ -88,7 +88,7 @@ class LGA(Method):
 
     @property
     def preset(self) -> Preset:
-        return CE if self.form == "softmax" else BCE
+        return CE if self.form == "softmax" else replace(BCE, schedule="cosine")
 
     @property
     def keeps_memory(self) -> bool:

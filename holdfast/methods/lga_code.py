@@ -8,9 +8,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Local, Stage
+from holdfast.federation.local import Local, Preset, Stage
 from holdfast.losses import TINY, sigmoid_gradient
-from holdfast.methods.base import STRICT
+from holdfast.methods.base import BCE, STRICT
 from holdfast.methods.lga import DETECTOR, LGA
 
 
@@ -25,6 +25,10 @@ class LGACode(LGA):
 
     form: Literal["sigmoid"] = Field(default="sigmoid", description="the outputs that both losses are made of")
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
+
+    @property
+    def preset(self) -> Preset:
+        return BCE
 
     def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
         task = len(local.registry.growths) - 1
