@@ -125,3 +125,17 @@ def test_every_example_config_is_valid() -> None:
     for file in examples:
         for method in METHODS:
             load_config(file, [("method.name", method)])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_methods_written_config_is_read_back(tmp_path: Path, name: str) -> None:
+    config = load_config(None, [("method.name", name)])
+    assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+def test_the_preset_follows_the_form_of_the_loss() -> None:
+    sigmoid, softmax = (load_config({"method": {"name": "lga", "form": form}}).train for form in ("sigmoid", "softmax"))
+    assert (sigmoid.lr, sigmoid.momentum, sigmoid.schedule) == (1.0, 0.0, "cosine")
+    assert (softmax.lr, softmax.momentum, softmax.schedule) == (0.1, 0.9, "cosine")
+    code = load_config({"method": {"name": "lga_code"}}).train
+    assert (code.schedule, code.milestones, code.gamma) == ("steps", [0.5, 0.75, 0.9], 0.2)

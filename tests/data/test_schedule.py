@@ -208,3 +208,12 @@ def test_what_cannot_be_is_said(wrong: dict[str, object], says: str) -> None:
         plan(100, **wrong)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_newcomers_can_be_left_out_as_in_the_authors_code() -> None:
+    settings = {"tasks": 3, "clients": 6, "join_per_task": 4, "selected": 4, "rounds": 5}
+    frozen = plan(12, select_from="first_task", **settings)
+    assert {client for chosen in frozen.selected for client in chosen} <= set(range(6))
+    usual = plan(12, **settings)
+    assert any(client >= 6 for chosen in usual.selected for client in chosen)
+    assert frozen.arrivals == usual.arrivals

@@ -1,12 +1,15 @@
 """Tables: what stands in them, and that different experiments are never averaged."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from holdfast.results.plots import comparison_curves, prototype_sheet
 from holdfast.results.record import Result
-from holdfast.results.tables import comparison, markdown, result_lines, result_table, rows_table
+from holdfast.results.tables import comparison, markdown, result_lines, result_table, rows_table, traffic_table
 
 
 def result(**changes: Any) -> Result:
@@ -81,3 +84,32 @@ def test_words_are_printed_as_they_are(word: str) -> None:
     with console.capture() as capture:
         console.print(rows_table("", ["word"], [[word]]))
     assert word in capture.get()
+
+
+def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> None:
+    assert len(result_lines(result())) == 3
+    sent = {
+        "server": {"down": 2_000_000, "up": 1_000_000},
+        "proxy": {"encoder": 100_000, "teachers": 4_000_000, "shares": 5_000},
+    }
+    found = {"transitions": 10, "hits": 9, "late": 1, "never": 0, "mean_delay": 0.3, "false_alarms": 2}
+    lines = result_lines(result(bytes=sent, detection={**found, "client_rounds": 60}))
+    assert "4.0 MB of teachers, 0.01 MB of prototypes (0.50% of the models sent back), 0.1 MB of encoders" in lines[3]
+    assert "noticed at once 9 of 10 times, late 1; false alarms in 2 of 60 client-rounds" in lines[4]
+
+
+def test_traffic_by_task() -> None:
+    totals = [{"down": 10_000_000, "up": 8_000_000, "teachers": 0, "shares": 16_000, "encoder": 1_000_000}]
+    text = printed(traffic_table(totals), width=120)
+    row = next(line.split() for line in text.splitlines() if line.strip().startswith("1 "))
+    assert row == ["1", "10.00", "8.00", "0.00", "0.02", "0.200%", "1.00"]
+
+
+def test_pictures_are_written(tmp_path: Path) -> None:
+    comparison_curves(
+        [result(), result(seed=2, accuracy_after_task=[0.7, 0.3]), result(experiment="b")], tmp_path / "c.png"
+    )
+    image = np.zeros((16, 16, 3), dtype=np.uint8)
+    prototype_sheet([("a", [image] * 3), ("a very long name", [image] * 3)], tmp_path / "p.png")
+    for name in ("c.png", "p.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
