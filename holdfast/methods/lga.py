@@ -39,14 +39,14 @@ START = "where it starts: smooth (and in frequencies), or white pixels as in the
 
 @dataclass(frozen=True, config=STRICT)
 class LGA(Method):
-    """Local-global anti-forgetting. On a client: a classification loss in which every sample counts by its own gradient
-    over the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew the classes
-    before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed prototype of
-    each, as a gradient; the proxy reconstructs them and chooses, by how well the global models of a growth tell their
-    augmented features apart, the old model that everybody distils from.
+    """Local-global anti-forgetting. On a client: a classification loss in which every sample counts by its own
+    gradient over the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew
+    the classes before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed
+    prototype of each, as a gradient; the proxy reconstructs them and chooses, by how well the global models of a
+    growth tell their augmented features apart, the old model that everybody distils from.
 
-    This is the form that measured best: sigmoid outputs, since the softmax form asks a new image to leave a third of its
-    probability to old classes. Where paper and code leave a choice, a field has it; see docs/departures.md."""
+    This is the form that measured best: sigmoid outputs, since the softmax form asks a new image to leave a third of
+    its probability to old classes. Where paper and code leave a choice, a field has it; see docs/departures.md."""
 
     name: ClassVar[str] = "lga"
     about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), the form that measured best"
