@@ -84,7 +84,7 @@ def test_the_record_has_a_line_a_round_with_all_that_was_measured(folder: Path) 
         assert line["accuracy"] == pytest.approx(np.mean(line["task_accuracy"]))
         assert line["accuracy"] == pytest.approx(line["macro_recall"])  # the test set is balanced
         assert set(line["losses"]) == {"classification"}
-        assert set(line["seconds"]) == {"grow", "observe", "train", "aggregate", "remember", "evaluate"}
+        assert set(line["seconds"]) == {"grow", "observe", "train", "aggregate", "proxy", "remember", "evaluate"}
     assert lines[-1]["bytes"]["server"] == {"down": 3 * size, "up": 3 * size}
 
 
@@ -208,7 +208,11 @@ def test_predict_names_classes_as_the_model_scores_them(folder: Path, tmp_path: 
 
 def test_plan_is_what_the_run_used(folder: Path) -> None:
     printed = command("plan", "config.toml", "--seed", "3", "--json", cwd=folder)
-    assert json.loads(printed.stdout) == json.loads((folder / "run" / "plan.json").read_text())
+    plan = json.loads(printed.stdout)
+    foretold = plan.pop("bytes")
+    assert plan == json.loads((folder / "run" / "plan.json").read_text())
+    lines = [json.loads(line) for line in (folder / "run" / "record.jsonl").read_text().splitlines()]
+    assert [sent["server"]["down"] for sent in foretold] == [line["bytes"]["server"]["down"] for line in lines]
     assert "Za join" in command("plan", "config.toml", cwd=folder).stdout
 
 
