@@ -10,11 +10,10 @@ endif
 .PHONY: demo test check format clean
 
 demo: $(VENV)/.installed
-	@mkdir -p runs; $(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg >runs/demo.log 2>&1 & other=$$!; \
-	$(BIN)/holdfast run configs/demo.toml --method lga --out runs/demo-lga; done=$$?; \
-	wait $$other || { cat runs/demo.log; exit 1; }; [ $$done = 0 ] && \
-	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga --picture runs/demo.png && \
-	echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
+	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
+	$(BIN)/holdfast run configs/demo.toml --method lga --out runs/demo-lga
+	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga --picture runs/demo.png
+	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest

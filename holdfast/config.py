@@ -112,6 +112,11 @@ class RunSettings:
     """Where and how it is computed; changes no result but through the device's arithmetic."""
 
     device: str = _setting("auto", "auto, cpu, cuda or cuda:<n>")
+    engine: Literal["auto", "serial", "pool"] = _setting(
+        "auto",
+        "who computes: serial (this process), pool (worker processes), or auto (a pool if it is worth its start)",
+    )
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = _setting(None, "worker processes of the pool; one a core")
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -18,6 +19,8 @@ from holdfast.data.augment import Transform
 from holdfast.data.images import DataSet
 from holdfast.data.schedule import Plan, make_plan
 from holdfast.data.sources import load_data
+from holdfast.engines import Engine
+from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Preset, Training, World
@@ -34,6 +37,7 @@ from holdfast.results.summary import summarise
 from holdfast.rounds import Federation, Round, play
 from holdfast.seeding import torch_generator
 
+WORTH_A_POOL = 20_000  # images to train on; half a minute's work for the small network on one core
 SHEET = 12  # prototypes on the sheet of a run
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 
@@ -73,7 +77,8 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
         _prepare(folder, config)
         with only_writer(folder):
             write_json(folder / "plan.json", plan.to_json(data.classes))
-            rounds = _play(federation, folder)
+            with choose_engine(config, federation.world) as engine:
+                rounds = _play(federation, engine, folder)
             _write_model(folder / "model.safetensors", config, federation)
             lines = [played.line for played in rounds]
             result = summarise(_named(config), plan, data.classes, lines, rounds[-1].counts)
@@ -142,6 +147,22 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def choose_engine(config: Config, world: World) -> Engine:
+    """A pool of one worker a core, unless there is one core, one client a round, or hardly anything to do."""
+    run, plan = config.run, world.plan
+    workers = min(run.workers or cores(), max(map(len, plan.selected)))
+    current = (plan.arrivals[c][plan.current(c, number)] for number, chosen in enumerate(plan.selected) for c in chosen)
+    images = world.training.epochs * sum(len(world.holding(arrival)) for arrival in current)
+    if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or images < WORTH_A_POOL)):
+        return Serial()
+    return Pool(config, workers)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """All work runs with one thread, so that every engine gives the same bits; restores what was before."""
@@ -206,13 +227,13 @@ def _prepare(folder: Path, config: Config) -> None:
         raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
 
 
-def _play(federation: Federation, folder: Path) -> list[Round]:
+def _play(federation: Federation, engine: Engine, folder: Path) -> list[Round]:
     """Plays all rounds, recording each, with a bar that moves after every client."""
     plan = federation.world.plan
     rounds = []
     with Record(folder) as record, progress_bar(TextColumn("{task.fields[note]}")) as bar:
         task = bar.add_task(federation.world.method.name, total=sum(map(len, plan.selected)), note="")
-        for played in play(federation, Serial(), tick=lambda: bar.advance(task)):
+        for played in play(federation, engine, tick=lambda: bar.advance(task)):
             record.write(played.line)
             rounds.append(played)
             note = _note(played.line, plan)

@@ -11,3 +11,9 @@ class Serial:
 
     def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         return map(work, states, inboxes)
+
+    def __enter__(self) -> "Serial":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

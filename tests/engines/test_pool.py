@@ -1,0 +1,85 @@
+"""The pool: the bits of the serial engine, whatever happens to its workers."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.config import load_config
+from holdfast.data.sources import load_data
+from holdfast.engines import Engine
+from holdfast.engines.pool import Pool
+from holdfast.engines.serial import Serial
+from holdfast.errors import HoldfastError
+from holdfast.experiment import build_federation, choose_engine, plan_of
+from holdfast.rounds import Federation, play
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "fedavg", "replay": True},
+    {"name": "lga", "iterations": 3, "perturb_steps": 2},
+]
+
+
+def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) -> tuple[Federation, list[Any]]:
+    config = load_config(settings)
+    data = load_data(config.data)
+    federation = build_federation(config, data, plan_of(config, data))
+    with engine or Pool(config, 2) as chosen:
+
+        def tick() -> None:
+            if kill and isinstance(chosen, Pool):  # one of the two, after every client
+                victim = chosen.workers[len(lines) % 2].process
+                os.kill(victim.pid, signal.SIGKILL)
+
+        lines: list[Any] = []
+        for done in play(federation, chosen, tick):
+            lines.append({key: value for key, value in done.line.items() if key != "seconds"})
+    return federation, lines
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_a_pool_gives_the_serial_bits(small: dict[str, Any], method: dict[str, Any]) -> None:
+    settings = {**small, "method": method}
+    serial, lines = played(settings, Serial())
+    pooled, same = played(settings, None)
+    assert same == lines
+    for name, tensor in serial.server.weights.items():
+        assert torch.equal(tensor, pooled.server.weights[name]), name
+    for client, state in serial.states.items():
+        assert state.to_bytes() == pooled.states[client].to_bytes(), client
+
+
+def test_a_killed_worker_changes_nothing_but_the_time(small: dict[str, Any]) -> None:
+    settings = {**small, "plan": {**small["plan"], "tasks": 2, "rounds": 1}, "method": METHODS[0]}
+    serial, lines = played(settings, Serial())
+    pooled, same = played(settings, None, kill=True)
+    assert same == lines
+    for name, tensor in serial.server.weights.items():
+        assert torch.equal(tensor, pooled.server.weights[name]), name
+
+
+def test_a_clients_failure_is_one_sentence_and_nothing_is_left_behind(small: dict[str, Any]) -> None:
+    config = load_config({**small, "train": {**small["train"], "lr": 100.0, "epochs": 60}})
+    data = load_data(config.data)
+    federation = build_federation(config, data, plan_of(config, data))
+    pool = Pool(config, 2)
+    with pytest.raises(HoldfastError, match="no longer finite"), pool:
+        list(play(federation, pool))
+    assert not Path(pool.folder).exists()
+    assert all(worker.process.poll() is not None for worker in pool.workers)
+
+
+def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any]) -> None:
+    def engine_of(**run: Any) -> Engine:
+        config = load_config({**small, "run": run})
+        data = load_data(config.data)
+        return choose_engine(config, build_federation(config, data, plan_of(config, data)).world)
+
+    assert isinstance(engine_of(), Serial)  # a few hundred images
+    assert isinstance(engine_of(engine="serial", workers=4), Serial)
+    with engine_of(engine="pool", workers=1) as pool:
+        assert isinstance(pool, Pool)
+        assert len(pool.workers) == 1
