@@ -1,5 +1,5 @@
-"""A worker process of the pool: it builds the world from the run's config, and then works for whoever is at the other end
-of its connection. Everything that passes is bytes of safetensors and JSON."""
+"""A worker process of the pool: it builds the world from the run's config, and then works for whoever is at the other
+end of its connection. Everything that passes is bytes of safetensors and JSON."""
 
 import os
 import sys
