@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,7 +15,8 @@ from rich.markup import escape
 from holdfast.config import Config, describe, load_config, parse_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
-from holdfast.experiment import bytes_of, plan_of, run_to_folder
+from holdfast.experiment import Run, bytes_of, folder_of, plan_of, run_to_folder
+from holdfast.experiment import resume as resume_run
 from holdfast.federation.traffic import by_task
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
@@ -73,8 +75,32 @@ def run(
     out_: Annotated[Path | None, typer.Option("--out", help="the run's folder; runs/<name> if not given")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment and write its folder: config, plan, record, result, model, picture."""
-    done = run_to_folder(_config(config, method, dataset, tasks, seed, set_), out_)
+    """Run an experiment and write its folder: config, plan, record, result, model, pictures.
+
+    A run that was stopped goes on where it was; a complete one is shown."""
+    chosen = _config(config, method, dataset, tasks, seed, set_)
+    folder = folder_of(chosen, out_)
+    _report(_or_stopped(lambda: run_to_folder(chosen, folder), folder), as_json)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="the folder of a run that was stopped", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped or killed; it ends with the same bits as one that was not."""
+    _report(_or_stopped(lambda: resume_run(run), run), as_json)
+
+
+def _or_stopped(work: Callable[[], Run], folder: Path) -> Run:
+    """What `work` gives; or, if the user stops it, one sentence on how to go on."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        _stop(f"stopped; what was done is kept. Go on with: holdfast resume {folder}", 130)
+
+
+def _report(done: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"folder": str(done.folder), **done.result.to_json()}))
         return

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from rich.progress import TextColumn
 
+from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.augment import Transform
 from holdfast.data.images import DataSet
@@ -31,10 +32,11 @@ from holdfast.files import write_atomic, write_json
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.progress import progress_bar
+from holdfast.results.metrics import Counts
 from holdfast.results.plots import accuracy_curve, prototype_sheet
-from holdfast.results.record import Record, Result, only_writer, read_result, write_result
+from holdfast.results.record import Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
-from holdfast.rounds import Federation, Round, play
+from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
 WORTH_A_POOL = 20_000  # images to train on; half a minute's work for the small network on one core
@@ -67,7 +69,7 @@ def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | 
 
 def run_to_folder(config: Config, out: Path | None = None) -> Run:
     """Runs into a folder of its own; a run that is there already and complete is not computed again."""
-    folder = out or Path("runs") / run_name(config)
+    folder = folder_of(config, out)
     if _is_done(folder, config):
         return Run(folder, read_result(folder), fresh=False)
     data = load_data(config.data)
@@ -77,15 +79,22 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
         _prepare(folder, config)
         with only_writer(folder):
             write_json(folder / "plan.json", plan.to_json(data.classes))
-            with choose_engine(config, federation.world) as engine:
-                rounds = _play(federation, engine, folder)
+            checkpoints = Checkpoints(folder)
+            counts = _play(config, federation, folder, checkpoints)
             _write_model(folder / "model.safetensors", config, federation)
-            lines = [played.line for played in rounds]
-            result = summarise(_named(config), plan, data.classes, lines, rounds[-1].counts)
+            result = summarise(_named(config), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
             _draw_prototypes(federation, folder / "prototypes.png")
             write_result(folder, result)
+            checkpoints.remove()
     return Run(folder, result, fresh=True)
+
+
+def resume(folder: Path) -> Run:
+    """Goes on with a run that was stopped; one that is complete is shown."""
+    if not (folder / "config.toml").is_file():
+        raise HoldfastError(f"{folder} holds no config.toml; give the folder of a run")
+    return run_to_folder(load_config(folder / "config.toml"), folder)
 
 
 def bytes_of(config: Config, data: DataSet, plan: Plan) -> list[Bytes]:
@@ -176,6 +185,10 @@ def one_thread() -> Iterator[None]:
         torch.backends.cudnn.deterministic = deterministic
 
 
+def folder_of(config: Config, out: Path | None) -> Path:
+    return out or Path("runs") / run_name(config)
+
+
 def run_name(config: Config) -> str:
     """A folder name by which the same experiment is found again."""
     return f"{config.data.name}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
@@ -227,20 +240,29 @@ def _prepare(folder: Path, config: Config) -> None:
         raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
 
 
-def _play(federation: Federation, engine: Engine, folder: Path) -> list[Round]:
-    """Plays all rounds, recording each, with a bar that moves after every client."""
-    plan = federation.world.plan
-    rounds = []
-    with Record(folder) as record, progress_bar(TextColumn("{task.fields[note]}")) as bar:
-        task = bar.add_task(federation.world.method.name, total=sum(map(len, plan.selected)), note="")
-        for played in play(federation, engine, tick=lambda: bar.advance(task)):
-            record.write(played.line)
-            rounds.append(played)
-            note = _note(played.line, plan)
-            bar.update(task, note=note)
-            if bar.disable and plan.ends_task(len(rounds) - 1):
-                bar.console.print(f"{federation.world.method.name}: {note}", highlight=False)  # for a log file
-    return rounds
+def _play(config: Config, federation: Federation, folder: Path, checkpoints: Checkpoints) -> Counts:
+    """Plays the rounds that are still to be played, recording each, with a bar that moves after every client."""
+    plan, name = federation.world.plan, federation.world.method.name
+    done, counts, complaints = checkpoints.restore(federation)
+    with Record(folder, keep=done) as record, progress_bar(TextColumn("{task.fields[note]}")) as bar:
+        for complaint in complaints:
+            bar.console.print(complaint, highlight=False)
+        if done:
+            bar.console.print(f"{name}: going on after round {done} of {plan.rounds}", highlight=False)
+        clients = [len(chosen) for chosen in plan.selected]
+        task = bar.add_task(name, total=sum(clients), completed=sum(clients[:done]), note="")
+        if done < plan.rounds:
+            with choose_engine(config, federation.world) as engine:
+                for played in play(federation, engine, lambda: bar.advance(task), start=done):
+                    record.write(played.line)
+                    done, counts = played.line["round"], played.counts
+                    checkpoints.save(done, federation, counts)
+                    note = _note(played.line, plan)
+                    bar.update(task, note=note)
+                    if bar.disable and plan.ends_task(done - 1):
+                        bar.console.print(f"{name}: {note}", highlight=False)  # for a log file
+    assert counts is not None
+    return counts
 
 
 def _note(line: Mapping[str, Any], plan: Plan) -> str:

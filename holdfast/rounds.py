@@ -36,12 +36,14 @@ class Federation:
     states: dict[int, State] = field(default_factory=dict)
     announced: tuple[str, ...] = ()
     last_growth: int = 0  # the round of it
+    changed: set[int] = field(default_factory=set)  # clients whose states are not in a checkpoint yet
 
     def state(self, client: int) -> State:
         return self.states.get(client) or State(client)
 
     def store(self, states: Sequence[State]) -> None:
         self.states.update((state.client, state) for state in states)
+        self.changed.update(state.client for state in states)
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class Round:
     counts: Counts
 
 
-def play(federation: Federation, engine: Engine, tick: Callable[[], None] = lambda: None) -> Iterator[Round]:
-    """Plays the plan's rounds one by one; `tick` is called after every client's work."""
+def play(
+    federation: Federation, engine: Engine, tick: Callable[[], None] = lambda: None, start: int = 0
+) -> Iterator[Round]:
+    """Plays the plan's rounds one by one from `start` on; `tick` is called after every client's work."""
     work = ClientWork(federation.world)
-    for number in range(federation.world.plan.rounds):
+    for number in range(start, federation.world.plan.rounds):
         yield _round(federation, engine, work, number, tick)
 
 

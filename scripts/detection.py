@@ -14,6 +14,7 @@ from holdfast.data.schedule import Plan
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, one_thread, plan_of
+from holdfast.federation.messages import Snapshot
 from holdfast.federation.transition import Auto, Detector, Fixed, Observation, Told
 from holdfast.progress import progress_bar
 from holdfast.rounds import play
@@ -37,6 +38,12 @@ class Judged:
             self.counts[name]["missed"] += len(truth - alarmed)
             self.counts[name]["false_alarms"] += len(alarmed - truth)
         return sorted(truth)
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        return {}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        pass
 
 
 def measured(file: Path, settings: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.federation.registry import Registry
 
 Weights = Mapping[str, Tensor]
+Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # a part of some role's memory, as `pack` takes it
 COUNT_BYTES = 8  # of an integer on the wire
 
 

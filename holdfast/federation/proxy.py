@@ -1,7 +1,7 @@
 """Who chooses the old models that clients distil from: nobody in particular, or the proxy server."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.data.augment import Transform
-from holdfast.federation.messages import PrototypeShare, Teachers, Weights, tensor_bytes
+from holdfast.federation.messages import PrototypeShare, Snapshot, Teachers, Weights, tensor_bytes
 from holdfast.federation.passes import CHUNK, evaluating
 from holdfast.losses import augmentation_scale, bounded_noise
 from holdfast.models.encoder import GradientEncoder
@@ -58,9 +58,22 @@ class Proxy(Protocol):
         """The prototypes as the proxy sees them, by their fingerprints."""
         ...
 
+    def snapshot(self) -> dict[str, Snapshot]:
+        """What it remembers, for a checkpoint; old models are parts of their own, so that they are written once."""
+        ...
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        """Remembers it again."""
+        ...
+
 
 def copied(model: Weights) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.items()}
+
+
+def _numbered(name: str, parts: Mapping[str, Snapshot]) -> dict[int, Snapshot]:
+    """The parts called `name.<number>`, by their numbers."""
+    return {int(key.removeprefix(f"{name}.")): part for key, part in parts.items() if key.startswith(f"{name}.")}
 
 
 class LastRound:
@@ -85,6 +98,12 @@ class LastRound:
 
     def gallery(self) -> dict[bytes, Tensor]:
         return {}
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        return {f"model.{growth}": (dict(model), {}) for growth, model in self.chosen.items()}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        self.chosen = {number: tensors for number, (tensors, _) in _numbered("model", parts).items()}
 
     def keep(self, growth: int, model: Weights) -> None:
         """Makes this the model of its growth, and drops what no client will be sent any more."""
@@ -123,6 +142,13 @@ class AnyRound(LastRound):
         if draw % self.seen[growth] == 0:
             self.keep(growth, model)
         return {}
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        return {**super().snapshot(), "seen": ({}, {"growths": list(self.seen.items())})}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        super().restore(parts)
+        self.seen = dict(parts["seen"][1]["growths"])
 
 
 @dataclass(frozen=True)
@@ -201,6 +227,29 @@ class PrototypeProxy(LastRound):
             "kept_round": self.rounds[growth] + 1,
             "kept_score": self.scores.get(growth),
         }
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        parts = super().snapshot()
+        for growth, pool in self.pools.items():
+            facts = {"labels": [p.label for p in pool], "fingerprints": [p.fingerprint.hex() for p in pool]}
+            parts[f"pool.{growth}"] = {"images": torch.stack([p.images for p in pool])}, facts
+        counts = {str(label): count for label, (count, _) in self.variances.items()}
+        parts["variances"] = {str(label): variance for label, (_, variance) in self.variances.items()}, counts
+        scores = {"scores": list(self.scores.items()), "rounds": list(self.rounds.items())}
+        parts["scores"] = {}, {**scores, "first": list(self.first.items())}
+        return parts
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        super().restore(parts)
+        self.chosen = {g: {n: t.to(self.home.device) for n, t in model.items()} for g, model in self.chosen.items()}
+        self.pools = {}
+        for growth, (tensors, facts) in _numbered("pool", parts).items():
+            entries = zip(tensors["images"].to(self.home.device), facts["labels"], facts["fingerprints"], strict=True)
+            self.pools[growth] = [Prototype(images, label, bytes.fromhex(mark)) for images, label, mark in entries]
+        tensors, counts = parts["variances"]
+        self.variances = {int(c): (counts[c], variance.to(self.home.device)) for c, variance in tensors.items()}
+        facts = parts["scores"][1]
+        self.scores, self.rounds, self.first = (dict(facts[name]) for name in ("scores", "rounds", "first"))
 
     def _receive(self, number: int, growths: tuple[int, ...], shares: Sequence[PrototypeShare]) -> int:
         """Takes a round's shares into the pool; returns how many told no label and were refused."""

@@ -1,6 +1,6 @@
 """The global server: it grows the head, averages the clients' models and evaluates the result."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
-from holdfast.federation.messages import Reply, Weights
+from holdfast.federation.messages import Reply, Snapshot, Weights
 from holdfast.federation.passes import one_pass
 from holdfast.federation.registry import Registry
 from holdfast.losses import entropy
-from holdfast.models.incremental import IncrementalModel
+from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
 
 if TYPE_CHECKING:
@@ -56,6 +56,16 @@ class Server:
         if names:
             self.model.grow(len(names), torch_generator(self.seed, "growth", len(self.registry.growths)))
             self.registry = self.registry.grown(names)
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        facts = {"names": self.registry.names, "growths": self.registry.growths}
+        return {"model": (dict(self.weights), facts)}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        weights, facts = parts["model"]
+        self.registry = Registry(tuple(facts["names"]), tuple(facts["growths"]))
+        grow_to(self.model, self.registry.growths, torch_generator(0, "buffer"))
+        self.model.load_state_dict(weights)
 
     def aggregate(self, replies: Sequence[Reply], weighting: str) -> None:
         """Replaces the model by the mean of those clients that trained; keeps it if none did."""

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from holdfast.data.schedule import Plan
+from holdfast.federation.messages import Snapshot
 
 IMAGES = 512  # a detector looks no further; more would not make it surer
 
@@ -27,6 +29,14 @@ class Detector(Protocol):
         """The clients that believe in this round that new classes have come to them."""
         ...
 
+    def snapshot(self) -> dict[str, Snapshot]:
+        """What it remembers, for a checkpoint."""
+        ...
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        """Remembers it again."""
+        ...
+
 
 class Told:
     """The oracle: the schedule tells every client in the very round."""
@@ -36,6 +46,12 @@ class Told:
 
     def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
         return [client for client, arrival in self.plan.arriving.get(number, []) if arrival.classes]
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        return {}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        pass
 
 
 class Fixed:
@@ -51,6 +67,13 @@ class Fixed:
         risen = [client for client, h in now.items() if h - self.last.get(client, 0.0) >= self.threshold]
         self.last.update(now)
         return risen
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        return {"last": ({}, {"clients": list(self.last), "entropies": list(self.last.values())})}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        facts = parts["last"][1]
+        self.last = dict(zip(facts["clients"], facts["entropies"], strict=True))
 
 
 class Auto:
@@ -77,6 +100,19 @@ class Auto:
                 before = []
             self.seen[client] = [*before, now.images][-self.rounds :]
         return alarmed
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        # Clients with the same images see the same entropies: these are written once.
+        distinct = {id(values): values for seen in self.seen.values() for values in seen}
+        place = {key: str(i) for i, key in enumerate(distinct)}
+        tensors = {place[key]: torch.from_numpy(values.copy()) for key, values in distinct.items()}
+        clients = [[client, [place[id(values)] for values in seen]] for client, seen in self.seen.items()]
+        return {"seen": (tensors, {"clients": clients})}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        tensors, facts = parts["seen"]
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self.seen = {client: [arrays[name] for name in names] for client, names in facts["clients"]}
 
     def _other(self, before: list[np.ndarray], now: np.ndarray) -> bool:
         """Do these entropies go together with none of those before?"""

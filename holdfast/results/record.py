@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from holdfast.errors import HoldfastError
-from holdfast.files import write_json
+from holdfast.files import write_atomic, write_json
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,13 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 class Record:
-    """Writes the lines of a run as they come."""
+    """Writes the lines of a run as they come, after the first `keep` of those that are there already."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = open(folder / "record.jsonl", "w", encoding="utf-8")  # noqa: SIM115
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        file = folder / "record.jsonl"
+        if keep:  # a round that was written but not finished is played again
+            write_atomic(file, b"".join(line + b"\n" for line in file.read_bytes().split(b"\n")[:keep]))
+        self._file = open(file, "a" if keep else "w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

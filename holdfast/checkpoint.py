@@ -1,0 +1,168 @@
+"""The whole federation to disk and back, round by round: exact, atomic, hashed, and only what has changed.
+
+A part (the global model, an old model of the proxy's, a segment of client states, ...) is a blob named by its own hash;
+a part that has not changed is there already. A manifest names the parts of a round. The last two rounds are kept, and
+one whose manifest or blobs are torn or tampered with is passed over for the one before."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from holdfast.errors import HoldfastError
+from holdfast.federation.messages import Snapshot, State, pack, unpack
+from holdfast.files import write_atomic
+from holdfast.results.metrics import Counts
+from holdfast.rounds import Federation
+
+KEPT = 2  # rounds
+SEGMENTS = 32  # of client states, before they are written anew as one
+
+
+class Damaged(Exception):
+    """A checkpoint is not what it was written as."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of their own inside its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkpoint"
+        self.segments: list[str] = []
+
+    def save(self, done: int, federation: Federation, counts: Counts) -> None:
+        """Writes what this round has changed; `done` is the number of rounds played."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise HoldfastError(f"cannot write to {self.folder}: {error.strerror}") from error
+        parts = {name: self._put(pack("part", *snapshot)) for name, snapshot in _snapshots(federation, counts).items()}
+        changed = [federation.states[client] for client in sorted(federation.changed)]
+        if len(self.segments) >= SEGMENTS:
+            self.segments, changed = [], [federation.states[client] for client in sorted(federation.states)]
+        if changed:
+            self.segments.append(self._put(_join(changed)))
+        federation.changed.clear()
+        body = {"version": version("holdfast"), "done": done, "parts": parts, "segments": self.segments}
+        text = json.dumps(body)
+        write_atomic(self._manifest(done), json.dumps({"sha256": _hash(text.encode()), "body": text}).encode())
+        self._tidy()
+
+    def restore(self, federation: Federation) -> tuple[int, Counts | None, list[str]]:
+        """Brings the federation to its newest sound checkpoint: rounds played, the last counts, and what was wrong."""
+        complaints = []
+        for file in sorted(self.folder.glob("round-*.json"), reverse=True):
+            try:
+                body = self._read_manifest(file)
+                parts = {name: unpack("part", self._get(sha)) for name, sha in body["parts"].items()}
+                states = [state for sha in body["segments"] for state in _split(self._get(sha))]
+            except (Damaged, KeyError, ValueError, OSError) as error:
+                complaints.append(f"the checkpoint {file} cannot be used ({error}); trying the one before")
+                continue
+            counts = _restore(federation, parts)
+            federation.states = {state.client: state for state in states}
+            federation.changed.clear()
+            self.segments = list(body["segments"])
+            return body["done"], counts, complaints
+        return 0, None, complaints
+
+    def remove(self) -> None:
+        """Once the result is written nothing needs them any more."""
+        for file in self.folder.glob("*"):
+            file.unlink()
+        if self.folder.exists():
+            self.folder.rmdir()
+
+    def _manifest(self, done: int) -> Path:
+        return self.folder / f"round-{done:08d}.json"
+
+    def _read_manifest(self, file: Path) -> dict[str, Any]:
+        outer = json.loads(file.read_bytes())
+        if _hash(outer["body"].encode()) != outer["sha256"]:
+            raise Damaged("the manifest does not have its hash")
+        body: dict[str, Any] = json.loads(outer["body"])
+        if body["version"] != version("holdfast"):
+            raise Damaged(f"it was written by version {body['version']}")
+        return body
+
+    def _put(self, blob: bytes) -> str:
+        name = _hash(blob)
+        file = self.folder / name
+        if not file.exists():
+            write_atomic(file, blob)
+        return name
+
+    def _get(self, name: str) -> bytes:
+        blob = (self.folder / name).read_bytes()
+        if _hash(blob) != name:
+            raise Damaged(f"{name[:8]} does not have its hash")
+        return blob
+
+    def _tidy(self) -> None:
+        """Drops manifests but the last two, and blobs that none of these names."""
+        manifests = sorted(self.folder.glob("round-*.json"))
+        for old in manifests[:-KEPT]:
+            old.unlink()
+        named = set()
+        for file in manifests[-KEPT:]:
+            try:
+                body = self._read_manifest(file)
+            except (Damaged, KeyError, ValueError):
+                continue
+            named |= {*body["parts"].values(), *body["segments"]}
+        for file in self.folder.glob("[0-9a-f]*"):
+            if file.name not in named and not file.name.startswith("round-"):
+                file.unlink()
+
+
+class Role(Protocol):
+    """Who remembers something from round to round."""
+
+    def snapshot(self) -> dict[str, Snapshot]: ...
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None: ...
+
+
+def _roles(federation: Federation) -> dict[str, Role]:
+    return {"server": federation.server, "proxy": federation.proxy, "detector": federation.detector}
+
+
+def _snapshots(federation: Federation, counts: Counts) -> dict[str, Snapshot]:
+    facts = {"announced": federation.announced, "last_growth": federation.last_growth}
+    parts: dict[str, Snapshot] = {"loop": ({"counts": torch.from_numpy(np.ascontiguousarray(counts))}, facts)}
+    for role, player in _roles(federation).items():
+        parts |= {f"{role}/{name}": snapshot for name, snapshot in player.snapshot().items()}
+    return parts
+
+
+def _restore(federation: Federation, parts: Mapping[str, Snapshot]) -> Counts:
+    tensors, facts = parts["loop"]
+    federation.announced, federation.last_growth = tuple(facts["announced"]), facts["last_growth"]
+    for role, player in _roles(federation).items():
+        start = f"{role}/"
+        player.restore({name[len(start) :]: part for name, part in parts.items() if name.startswith(start)})
+    counts: Counts = tensors["counts"].numpy()
+    return counts
+
+
+def _hash(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
+
+
+def _join(states: list[State]) -> bytes:
+    """States one after another, each with its length before it."""
+    blobs = [state.to_bytes() for state in states]
+    return b"".join(len(blob).to_bytes(8, "little") + blob for blob in blobs)
+
+
+def _split(blob: bytes) -> Iterator[State]:
+    place = 0
+    while place < len(blob):
+        length = int.from_bytes(blob[place : place + 8], "little")
+        yield State.from_bytes(blob[place + 8 : place + 8 + length])
+        place += 8 + length

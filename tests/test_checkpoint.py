@@ -1,0 +1,184 @@
+"""Checkpoints: a run that was stopped ends with the same bits, and a damaged checkpoint is noticed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.checkpoint import Checkpoints
+from holdfast.config import load_config, to_toml
+from holdfast.data.sources import load_data
+from holdfast.engines.serial import Serial
+from holdfast.experiment import build_federation, plan_of
+from holdfast.rounds import Federation, play
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "fedavg", "replay": True},
+    {"name": "lga", "iterations": 2, "perturb_steps": 1},
+    {"name": "lga", "iterations": 2, "perturb_steps": 1, "detector": "fixed", "psr": False},
+]
+
+
+def federation_of(settings: dict[str, Any]) -> Federation:
+    config = load_config(settings)
+    data = load_data(config.data)
+    return build_federation(config, data, plan_of(config, data))
+
+
+def lines_of(rounds: list[Any]) -> list[Any]:
+    return [{key: value for key, value in done.line.items() if key != "seconds"} for done in rounds]
+
+
+def assert_same(a: Federation, b: Federation) -> None:
+    assert a.server.registry == b.server.registry
+    for name, tensor in a.server.weights.items():
+        assert torch.equal(tensor, b.server.weights[name]), name
+    assert {c: s.to_bytes() for c, s in a.states.items()} == {c: s.to_bytes() for c, s in b.states.items()}
+
+
+@pytest.mark.parametrize("growth", ["schedule", "announce"])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_going_on_from_any_round_gives_the_same_bits(
+    small: dict[str, Any], tmp_path: Path, method: dict[str, Any], growth: str
+) -> None:
+    settings = {**small, "plan": {**small["plan"], "growth": growth}, "method": method}
+    whole = federation_of(settings)
+    expected = lines_of(list(play(whole, Serial())))
+    for stop in (1, 3, 4):
+        checkpoints = Checkpoints(tmp_path)
+        first = federation_of(settings)
+        for number, done in enumerate(play(first, Serial())):
+            checkpoints.save(number + 1, first, done.counts)
+            if number + 1 == stop:
+                break
+        second = federation_of(settings)
+        done_rounds, counts, complaints = Checkpoints(tmp_path).restore(second)
+        assert (done_rounds, complaints) == (stop, [])
+        assert counts is not None
+        assert counts.tolist() == done.counts.tolist()
+        assert lines_of(list(play(second, Serial(), start=stop))) == expected[stop:]
+        assert_same(second, whole)
+        checkpoints.remove()
+        assert list(tmp_path.iterdir()) == []
+
+
+def saved(settings: dict[str, Any], folder: Path, rounds: int) -> Checkpoints:
+    checkpoints = Checkpoints(folder)
+    federation = federation_of(settings)
+    for number, done in zip(range(rounds), play(federation, Serial()), strict=False):
+        checkpoints.save(number + 1, federation, done.counts)
+    return checkpoints
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "gone", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over_and_said(small: dict[str, Any], tmp_path: Path, harm: str) -> None:
+    settings = {**small, "method": METHODS[0]}
+    checkpoints = saved(settings, tmp_path, 3)
+    newest, before = (json.loads(json.loads(checkpoints._manifest(n).read_text())["body"]) for n in (3, 2))
+    blob = checkpoints.folder / newest["parts"]["server/model"]
+    assert newest["parts"]["server/model"] != before["parts"]["server/model"]
+    content = blob.read_bytes()
+    if harm == "cut":
+        blob.write_bytes(content[: len(content) // 2])
+    elif harm == "flip":
+        blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif harm == "gone":
+        blob.unlink()
+    else:
+        text = checkpoints._manifest(3).read_text()
+        checkpoints._manifest(3).write_text(text.replace("done", "DONE"))
+    federation = federation_of(settings)
+    done, _, complaints = Checkpoints(tmp_path).restore(federation)
+    assert done == 2
+    assert len(complaints) == 1
+    assert "trying the one before" in complaints[0]
+    whole = federation_of(settings)
+    list(play(whole, Serial()))
+    list(play(federation, Serial(), start=2))
+    assert_same(federation, whole)
+
+
+def test_with_nothing_sound_left_it_begins_anew(small: dict[str, Any], tmp_path: Path) -> None:
+    checkpoints = saved({**small, "method": METHODS[0]}, tmp_path, 3)
+    for file in checkpoints.folder.glob("round-*.json"):
+        file.write_text("{")
+    done, counts, complaints = Checkpoints(tmp_path).restore(federation_of({**small, "method": METHODS[0]}))
+    assert (done, counts, len(complaints)) == (0, None, 2)
+
+
+def test_only_what_changed_is_written_and_only_two_rounds_are_kept(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**small, "plan": {**small["plan"], "rounds": 4, "clients": 30, "selected": 2}, "method": METHODS[1]}
+    checkpoints = saved(settings, tmp_path, 7)
+    manifests = sorted(checkpoints.folder.glob("round-*.json"))
+    assert len(manifests) == 2
+    bodies = [json.loads(json.loads(file.read_text())["body"]) for file in manifests]
+    named = {sha for body in bodies for sha in (*body["parts"].values(), *body["segments"])}
+    assert {file.name for file in checkpoints.folder.iterdir()} == named | {file.name for file in manifests}
+    assert bodies[0]["parts"]["proxy/model.0"] == bodies[1]["parts"]["proxy/model.0"]  # the old teacher, written once
+    last = (checkpoints.folder / bodies[1]["segments"][-1]).stat().st_size
+    everybody = sum((checkpoints.folder / sha).stat().st_size for sha in bodies[1]["segments"])
+    assert last < everybody / 3  # two clients of thirty
+
+
+def run_in(folder: Path) -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-m", "holdfast", "run", "config.toml", "--out", "run"]
+    return subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(small: dict[str, Any], tmp_path: Path) -> None:
+    """The short version of `make torture`: killed at three moments by chance, then left to finish."""
+    settings = {**small, "method": METHODS[1], "plan": {**small["plan"], "rounds": 3}}
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(to_toml(load_config(settings)))
+    assert run_in(tmp_path / "whole").wait(timeout=300) == 0
+    chance = random.Random(5)
+    for _ in range(3):
+        process = run_in(tmp_path / "killed")
+        record = tmp_path / "killed" / "run" / "record.jsonl"
+        before = len(record.read_bytes()) if record.exists() else 0
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if record.exists() and len(record.read_bytes()) != before:
+                break
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 1))
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=60)
+    line = [sys.executable, "-m", "holdfast", "resume", "run", "--json"]
+    finished = subprocess.run(line, cwd=tmp_path / "killed", capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    killed, whole = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
+    assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    records = []
+    for folder in (killed, whole):
+        lines = [json.loads(text) for text in (folder / "record.jsonl").read_text().splitlines()]
+        records.append([{key: value for key, value in text.items() if key != "seconds"} for text in lines])
+    assert records[0] == records[1]
+    assert not (killed / "checkpoint").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**small, "method": METHODS[0], "plan": {**small["plan"], "rounds": 40}}
+    (tmp_path / "config.toml").write_text(to_toml(load_config(settings)))
+    line = [sys.executable, "-m", "holdfast", "run", "config.toml", "--out", "run"]
+    process = subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    record = tmp_path / "run" / "record.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (record.exists() and record.read_bytes().count(b"\n") > 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "holdfast resume run" in errors
+    assert "Traceback" not in errors
+    assert (tmp_path / "run" / "checkpoint").is_dir()
