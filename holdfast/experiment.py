@@ -39,7 +39,7 @@ from holdfast.results.summary import summarise
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
-WORTH_A_POOL = 20_000  # images to train on; half a minute's work for the small network on one core
+WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core
 SHEET = 12  # prototypes on the sheet of a run
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 
