@@ -19,6 +19,7 @@ from holdfast.federation.messages import Inbox, PrototypeShare, Reply, State
 
 ATTEMPTS = 3  # at one client's work, when workers die over it
 SHARED = Path("/dev/shm")
+DONE, FAILED = b"done", b"failed"  # how a worker's answer begins
 
 
 @dataclass
@@ -145,7 +146,7 @@ def _the_only(inboxes: Iterable[Inbox]) -> Inbox:
 
 def _receive(connection: Connection) -> Outcome:
     answer = connection.recv_bytes()
-    if answer == b"failed":
+    if answer == FAILED:
         raise HoldfastError(connection.recv_bytes().decode())
     state, reply = State.from_bytes(connection.recv_bytes()), Reply.from_bytes(connection.recv_bytes())
     count = int(connection.recv_bytes())

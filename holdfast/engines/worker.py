@@ -8,12 +8,11 @@ from pathlib import Path
 
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
+from holdfast.engines.pool import DONE, FAILED
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, one_thread, plan_of
 from holdfast.federation.client import ClientWork
 from holdfast.federation.messages import Inbox, Job, State, Teachers
-
-DONE, FAILED = b"done", b"failed"
 
 
 def serve(connection: Connection, work: ClientWork) -> None:

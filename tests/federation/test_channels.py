@@ -10,9 +10,9 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.experiment import build_federation, bytes_of, plan_of
 from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.messages import Inbox, Job, PrototypeShare, State
+from holdfast.federation.messages import Inbox, Job, PrototypeShare, State, unpack
 from holdfast.federation.traffic import by_task
-from holdfast.rounds import play
+from holdfast.rounds import Federation, play
 
 
 class Wiretap:
@@ -58,12 +58,17 @@ def settings_of(small: dict[str, Any]) -> dict[str, Any]:
     return {**small, "method": {"name": "lga", "detector": "oracle", "iterations": 2, "perturb_steps": 1}}
 
 
-def test_the_servers_channel_carries_no_share_and_no_encoder(small: dict[str, Any]) -> None:
+def tapped(small: dict[str, Any]) -> tuple[Federation, Wiretap]:
+    """A federation that has played its rounds, and what was heard of it."""
     config = load_config(settings_of(small))
     data = load_data(config.data)
-    federation = build_federation(config, data, plan_of(config, data))
-    tap = Wiretap()
+    federation, tap = build_federation(config, data, plan_of(config, data)), Wiretap()
     list(play(federation, tap))
+    return federation, tap
+
+
+def test_the_servers_channel_carries_no_share_and_no_encoder(small: dict[str, Any]) -> None:
+    federation, tap = tapped(small)
     assert tap.shares
     assert federation.world.encoder is not None
     heard = tap.heard()
@@ -78,17 +83,14 @@ def test_the_servers_channel_carries_no_share_and_no_encoder(small: dict[str, An
 
 
 def test_a_share_says_neither_who_nor_which_class(small: dict[str, Any]) -> None:
-    config = load_config(settings_of(small))
-    data = load_data(config.data)
-    federation = build_federation(config, data, plan_of(config, data))
-    tap = Wiretap()
-    list(play(federation, tap))
+    federation, tap = tapped(small)
+    assert federation.world.encoder is not None
+    parameters = {name for name, _ in federation.world.encoder.named_parameters()}
+    assert tap.shares
     for share in tap.shares:
-        blob = share.to_bytes()
-        header = blob[8 : 8 + int.from_bytes(blob[:8], "little")].decode()
-        assert "client" not in header
-        assert "label" not in header
-        assert not any(name in header for name in data.classes if len(name) > 2)
+        tensors, facts = unpack("share", share.to_bytes())
+        assert set(facts) == {"kind", "count"}
+        assert set(tensors) == {*parameters, "variance"}
 
 
 def test_the_record_counts_what_was_sent_and_arithmetic_foretells_it(small: dict[str, Any]) -> None:
