@@ -42,12 +42,13 @@ class Checkpoints:
         except OSError as error:
             raise HoldfastError(f"cannot write to {self.folder}: {error.strerror}") from error
         parts = {name: self._put(pack("part", *snapshot)) for name, snapshot in _snapshots(federation, counts).items()}
-        changed = [federation.states[client] for client in sorted(federation.changed)]
+        population = federation.population
+        changed = [population.states[client] for client in sorted(population.changed)]
         if len(self.segments) >= SEGMENTS:
-            self.segments, changed = [], [federation.states[client] for client in sorted(federation.states)]
+            self.segments, changed = [], [population.states[client] for client in sorted(population.states)]
         if changed:
             self.segments.append(self._put(_join(changed)))
-        federation.changed.clear()
+        population.changed.clear()
         body = {"version": version("holdfast"), "done": done, "parts": parts, "segments": self.segments}
         text = json.dumps(body)
         write_atomic(self._manifest(done), json.dumps({"sha256": _hash(text.encode()), "body": text}).encode())
@@ -65,8 +66,8 @@ class Checkpoints:
                 complaints.append(f"the checkpoint {file} cannot be used ({error}); trying the one before")
                 continue
             counts = _restore(federation, parts)
-            federation.states = {state.client: state for state in states}
-            federation.changed.clear()
+            federation.population.states = {state.client: state for state in states}
+            federation.population.changed.clear()
             self.segments = list(body["segments"])
             return body["done"], counts, complaints
         return 0, None, complaints
@@ -129,7 +130,12 @@ class Role(Protocol):
 
 
 def _roles(federation: Federation) -> dict[str, Role]:
-    return {"server": federation.server, "proxy": federation.proxy, "detector": federation.detector}
+    return {
+        "server": federation.server,
+        "proxy": federation.proxy,
+        "detector": federation.detector,
+        "population": federation.population,
+    }
 
 
 def _snapshots(federation: Federation, counts: Counts) -> dict[str, Snapshot]:

@@ -25,6 +25,7 @@ from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Preset, Training, World
+from holdfast.federation.population import Population
 from holdfast.federation.proxy import ProxyHome
 from holdfast.federation.server import Server
 from holdfast.federation.traffic import Bytes, traffic_of
@@ -39,6 +40,7 @@ from holdfast.results.summary import summarise
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
+WORKERS_A_GPU = 4  # a small network leaves most of a GPU idle
 WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core
 SHEET = 12  # prototypes on the sheet of a run
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
@@ -80,7 +82,7 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
         with only_writer(folder):
             write_json(folder / "plan.json", plan.to_json(data.classes))
             checkpoints = Checkpoints(folder)
-            counts = _play(config, federation, folder, checkpoints)
+            counts = _play(config, data, federation, folder, checkpoints)
             _write_model(folder / "model.safetensors", config, federation)
             result = summarise(_named(config), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
@@ -122,6 +124,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         plan=plan,
         classes=data.classes,
         train=data.train,
+        test=data.test,
         transform=home.transform,
         spec=home.spec,
         training=Training(train.epochs, train.batch, optimiser),
@@ -132,7 +135,8 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     )
     server = Server(config.method, model, config.seed)
     detector = config.method.build_detector(plan)
-    return Federation(world, server, proxy, detector, data.test, config.plan.growth, train.weighting)
+    population = Population(world)
+    return Federation(world, server, proxy, detector, population, config.plan.growth, train.weighting)
 
 
 def proxy_home(config: Config, data: DataSet, device: torch.device) -> ProxyHome:
@@ -156,15 +160,26 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_engine(config: Config, world: World) -> Engine:
-    """A pool of one worker a core, unless there is one core, one client a round, or hardly anything to do."""
-    run, plan = config.run, world.plan
-    workers = min(run.workers or cores(), max(map(len, plan.selected)))
-    current = (plan.arrivals[c][plan.current(c, number)] for number, chosen in enumerate(plan.selected) for c in chosen)
-    images = world.training.epochs * sum(len(world.holding(arrival)) for arrival in current)
-    if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or images < WORTH_A_POOL)):
+def choose_engine(config: Config, data: DataSet, world: World) -> Engine:
+    """A pool of one worker a core, or several a GPU; unless that is one, or there is hardly anything to do."""
+    run, device = config.run, choose_device(config.run.device)
+    devices = _gpus(run.device) if device.type == "cuda" else ["cpu"]
+    default = min(cores(), WORKERS_A_GPU * len(devices)) if device.type == "cuda" else cores()
+    workers = min(run.workers or default, max(map(len, world.plan.selected)))
+    if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or not _worth_a_pool(world))):
         return Serial()
-    return Pool(config, workers)
+    return Pool(config, data, workers, devices)
+
+
+def _worth_a_pool(world: World) -> bool:
+    plan = world.plan
+    current = (plan.arrivals[c][plan.current(c, number)] for number, chosen in enumerate(plan.selected) for c in chosen)
+    return world.training.epochs * sum(len(world.holding(arrival)) for arrival in current) >= WORTH_A_POOL
+
+
+def _gpus(name: str) -> list[str]:
+    """All GPUs, unless the user has named one."""
+    return [name] if ":" in name else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 
 def cores() -> int:
@@ -240,7 +255,7 @@ def _prepare(folder: Path, config: Config) -> None:
         raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
 
 
-def _play(config: Config, federation: Federation, folder: Path, checkpoints: Checkpoints) -> Counts:
+def _play(config: Config, data: DataSet, federation: Federation, folder: Path, checkpoints: Checkpoints) -> Counts:
     """Plays the rounds that are still to be played, recording each, with a bar that moves after every client."""
     plan, name = federation.world.plan, federation.world.method.name
     done, counts, complaints = checkpoints.restore(federation)
@@ -252,7 +267,7 @@ def _play(config: Config, federation: Federation, folder: Path, checkpoints: Che
         clients = [len(chosen) for chosen in plan.selected]
         task = bar.add_task(name, total=sum(clients), completed=sum(clients[:done]), note="")
         if done < plan.rounds:
-            with choose_engine(config, federation.world) as engine:
+            with choose_engine(config, data, federation.world) as engine:
                 for played in play(federation, engine, lambda: bar.advance(task), start=done):
                     record.write(played.line)
                     done, counts = played.line["round"], played.counts
@@ -290,7 +305,7 @@ def _draw_prototypes(federation: Federation, file: Path) -> None:
     federation, do the two sides come together."""
     seen_by_proxy, train = federation.proxy.gallery(), federation.world.train
     columns: dict[str, list[np.ndarray]] = {}
-    for state in federation.states.values():
+    for state in federation.population.states.values():
         if "prototype.rows" not in state.notes:
             continue
         kept = (state.notes[f"prototype.{part}"] for part in ("rows", "perturbed", "fingerprint"))

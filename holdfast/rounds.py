@@ -2,48 +2,40 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from holdfast.data.images import ImageSet
 from holdfast.engines import Engine
-from holdfast.federation.client import ClientWork, observe, remember
+from holdfast.federation.client import ClientWork
 from holdfast.federation.local import World
-from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State
+from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply
+from holdfast.federation.passes import Question
+from holdfast.federation.population import Population
 from holdfast.federation.proxy import Proxy
 from holdfast.federation.server import Server
-from holdfast.federation.transition import Detector, Observation
+from holdfast.federation.transition import Detector, Observed
 from holdfast.results import metrics
 from holdfast.results.metrics import Counts
-from holdfast.seeding import torch_generator
 
 
 @dataclass
 class Federation:
-    """The global server, the proxy, the clients' states, and the world they live in."""
+    """The global server, the proxy, the clients, and the world they live in."""
 
     world: World
     server: Server
     proxy: Proxy
     detector: Detector
-    test: ImageSet
+    population: Population
     growth: str  # schedule or announce
     weighting: str
-    states: dict[int, State] = field(default_factory=dict)
     announced: tuple[str, ...] = ()
     last_growth: int = 0  # the round of it
-    changed: set[int] = field(default_factory=set)  # clients whose states are not in a checkpoint yet
-
-    def state(self, client: int) -> State:
-        return self.states.get(client) or State(client)
-
-    def store(self, states: Sequence[State]) -> None:
-        self.states.update((state.client, state) for state in states)
-        self.changed.update(state.client for state in states)
 
 
 @dataclass(frozen=True)
@@ -64,22 +56,28 @@ def play(
 
 
 def _round(federation: Federation, engine: Engine, work: ClientWork, number: int, tick: Callable[[], None]) -> Round:
-    plan, server = federation.world.plan, federation.server
+    plan, server, population = federation.world.plan, federation.server, federation.population
     clock = Clock()
+
+    def ask(what: str, rows: Tensor) -> Tensor:
+        """Asks the global model as it is now."""
+        augmented = what == "entropies" and federation.world.method.observes_augmented
+        chance = ("round", number, "observed") if augmented else ()
+        return engine.ask(work, Question(what, server.registry.growths, server.weights, chance), rows)
+
     with clock("grow"):
         grown = _grow(federation, number)
     with clock("observe"):
-        changed = [client for client, _ in plan.arriving.get(number, [])]
-        _remember(federation, changed, {c: plan.current(c, number) for c in changed})
-        detection = _detect(federation, number)
+        _settle(federation, number, ask, over=False)
+        detection = _detect(federation, number, partial(ask, "entropies"))
     with clock("train"):
         selected = plan.selected[number]
         job = _job(federation, number)
         inbox = Inbox(job, federation.proxy.teachers(server.latest_growth))
         replies: list[Reply] = []
         shares: list[PrototypeShare] = []
-        for state, reply, share in engine.map(work, [federation.state(c) for c in selected], [inbox] * len(selected)):
-            federation.store([state])
+        for state, reply, share in engine.map(work, [population.state(c) for c in selected], [inbox] * len(selected)):
+            population.store(state)
             replies.append(reply)
             shares += share
             tick()
@@ -89,12 +87,11 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
         judged = federation.proxy.judge(number, server.registry.growths, server.weights, shares)
     with clock("remember"):
         if plan.ends_task(number):
-            present = plan.present(number)
-            _remember(federation, present, {c: plan.current(c, number) + 1 for c in present})
+            _settle(federation, number, ask, over=True)
     with clock("evaluate"):
         seen = plan.seen(number)
         world = federation.world
-        counts = server.confusion(federation.test, world.transform, world.classes, seen).numpy()
+        counts = server.confusion(world.test, world.classes, seen, partial(ask, "scores")).numpy()
     line = {
         "round": number + 1,
         "task": plan.task_of_round(number) + 1,
@@ -130,60 +127,65 @@ def _grow(federation: Federation, number: int) -> tuple[str, ...]:
     server.grow(names)
     if names:
         federation.last_growth = number
-    arrived = (classes[c] for _, arrival in plan.arriving.get(number, []) for c in arrival.classes)
-    federation.announced = server.registry.unknown(arrived)
+    timeline = plan.timeline
+    kinds = dict.fromkeys(timeline.kind[timeline.arriving(number)].tolist())  # each once, in the order of the clients
+    federation.announced = server.registry.unknown(classes[c] for kind in kinds for c in timeline.kinds[kind].classes)
     return names
 
 
-def _detect(federation: Federation, number: int) -> dict[str, Any]:
+def _detect(federation: Federation, number: int, entropies: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """Asks every present client's detector, notes what each has noticed, and compares that with the truth.
 
     A false alarm changes nothing; what was missed waits for the next alarm, and nothing of it is lost."""
-    world, plan, selected = federation.world, federation.world.plan, federation.world.plan.selected[number]
-    arrived = {client for client, arrival in plan.arriving.get(number, []) if arrival.classes}
+    world, population, timeline = federation.world, federation.population, federation.world.plan.timeline
+    arrivals = timeline.arriving(number)
+    arrived = timeline.client[arrivals[timeline.brings[arrivals]]]
     asked = len(arrived)
 
-    def entropies() -> dict[int, Observation]:
+    def observe() -> Observed:
         nonlocal asked
-        found = observe(world, plan.present(number), number, partial(_entropies, federation, number))
-        asked = len(found)
-        return found
+        observed = population.observe(number, entropies)
+        asked = int((observed.which >= 0).sum())
+        return observed
 
-    hits, late, false_alarms = [], [], []
-    for client in federation.detector.notice(number, entropies):
-        state, current = federation.state(client), plan.current(client, number)
-        waiting = [arrival for arrival in plan.arrivals[client][state.noticed : current + 1] if arrival.classes]
-        if not waiting:
-            false_alarms.append(client)
-            continue
-        if client in arrived:
-            hits.append(client)
-        late += [[client, number - arrival.round] for arrival in waiting if arrival.round < number]
-        # The prototypes of a client that is not selected just now are not asked for again, unless the method does.
-        waits = client in selected or world.method.late_shares or state.shared < state.noticed
-        shared = state.shared if waits else current + 1
-        federation.store([replace(state, noticed=current + 1, shared=shared)])
-    misses = sorted(arrived.difference(hits))
-    return {"asked": asked, "hits": hits, "misses": misses, "late": late, "false_alarms": false_alarms}
+    alarmed = federation.detector.notice(number, observe)
+    upto = timeline.current(number)[alarmed] + 1
+    before = population.noticed[alarmed]
+    waited = timeline.waiting(alarmed, before, upto)
+    noticed, upto, before = alarmed[waited], upto[waited], before[waited]
+    # The prototypes of a client that is not selected just now are not asked for again, unless the method does.
+    given_up = ~np.isin(noticed, world.plan.selected[number]) & (population.shared[noticed] >= before)
+    if not world.method.late_shares:
+        population.shared[noticed[given_up]] = upto[given_up]
+    population.noticed[noticed] = upto
+    late = [
+        [client, number - arrival.round]
+        for client, start, end in _longer(noticed, before, upto, arrived)
+        for arrival in world.plan.arrivals[client][start:end]
+        if arrival.classes and arrival.round < number
+    ]
+    return {
+        "asked": asked,
+        "hits": np.intersect1d(noticed, arrived).tolist(),
+        "misses": np.setdiff1d(arrived, noticed).tolist(),
+        "late": late,
+        "false_alarms": alarmed[~waited].tolist(),
+    }
 
 
-def _entropies(federation: Federation, number: int, rows: Tensor) -> Tensor:
-    world = federation.world
-    rng = torch_generator(world.seed, "round", number, "observed") if world.method.observes_augmented else None
-    return federation.server.entropies(world.train, world.transform, rows, rng)
+def _longer(noticed: np.ndarray, start: np.ndarray, end: np.ndarray, arrived: np.ndarray) -> list[list[int]]:
+    """Client, start and end of those who have noticed more than what came in this round."""
+    more = (end - start > 1) | ~np.isin(noticed, arrived)
+    rows: list[list[int]] = np.stack([noticed[more], start[more], end[more]], axis=1).tolist()
+    return rows
 
 
-def _remember(federation: Federation, clients: Sequence[int], upto: dict[int, int]) -> None:
-    """Puts what these clients have finished learning into their memories, if the method keeps any."""
-    world = federation.world
-    behind = [state for state in map(federation.state, clients) if state.stored < upto[state.client]]
-    if not world.method.keeps_memory or not behind:
-        return
-
-    def features(rows: Tensor) -> Tensor:
-        return federation.server.features(world.train, world.transform, rows)
-
-    federation.store(remember(world, behind, upto, features))
+def _settle(federation: Federation, number: int, ask: Callable[[str, Tensor], Tensor], over: bool) -> None:
+    """Puts what clients have finished learning into their memories, if the method keeps any: what other data has taken
+    the place of, or, when a task is over, everything."""
+    if federation.world.method.keeps_memory:
+        current = federation.world.plan.timeline.current(number)
+        federation.population.settle(2 * number + over, current + over, partial(ask, "features"))
 
 
 def _job(federation: Federation, number: int) -> Job:

@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.config import load_config, parse_setting
 from holdfast.data.schedule import Plan
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, one_thread, plan_of
 from holdfast.federation.messages import Snapshot
-from holdfast.federation.transition import Auto, Detector, Fixed, Observation, Told
+from holdfast.federation.transition import Auto, Detector, Fixed, Observed, Told
 from holdfast.progress import progress_bar
 from holdfast.rounds import play
 
@@ -28,16 +30,17 @@ class Judged:
         self.counts = {name: {"found": 0, "missed": 0, "false_alarms": 0} for name in others}
         self.client_rounds = 0
 
-    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
+    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
         seen = observe()
-        self.client_rounds += len(seen)
-        truth = set(self.told.notice(number, observe))
+        self.client_rounds += int((seen.which >= 0).sum())
+        told = self.told.notice(number, observe)
+        truth = set(told.tolist())
         for name, other in self.others.items():
-            alarmed = set(other.notice(number, lambda: seen))
+            alarmed = set(other.notice(number, lambda: seen).tolist())
             self.counts[name]["found"] += len(alarmed & truth)
             self.counts[name]["missed"] += len(truth - alarmed)
             self.counts[name]["false_alarms"] += len(alarmed - truth)
-        return sorted(truth)
+        return told
 
     def snapshot(self) -> dict[str, Snapshot]:
         return {}

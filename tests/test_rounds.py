@@ -67,7 +67,9 @@ def test_irregular_announcements_make_growths_of_their_own(small: dict[str, Any]
     grown = [line["round"] for line in lines if line["grown"]]
     assert len(grown) == len(federation.server.registry.growths) > 3
     for number, line in enumerate(lines[1:], start=1):
-        arrived = {c for _, a in federation.world.plan.arriving.get(number - 1, []) for c in a.classes}
+        arrived = {
+            c for mine in federation.world.plan.arrivals for a in mine if a.round == number - 1 for c in a.classes
+        }
         assert set(line["grown"]) <= {federation.world.classes[c] for c in arrived}
 
 

@@ -1,8 +1,11 @@
 """ImageSet: uint8 images and labels, in memory or memory-mapped; DataSet: a training and a test set of one origin."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +49,28 @@ class DataSet:
     @property
     def size(self) -> int:
         return int(self.train.images.shape[-1])
+
+    def lay_out(self, folder: Path) -> None:
+        """Writes everything to files that several processes can map into their memory."""
+        for split in ("train", "test"):
+            part: ImageSet = getattr(self, split)
+            np.save(folder / f"{split}_images.npy", part.images.numpy(), allow_pickle=False)
+            np.save(folder / f"{split}_labels.npy", part.labels.numpy(), allow_pickle=False)
+        facts = {key: getattr(self, key) for key in ("name", "classes", "mean", "std", "flip")}
+        (folder / "data.json").write_text(json.dumps(facts))
+
+    @staticmethod
+    def mapped(folder: Path) -> "DataSet":
+        """The data set that was laid out there; its images are in memory once, whoever maps them."""
+        facts = json.loads((folder / "data.json").read_bytes())
+
+        def part(split: str) -> ImageSet:
+            # "c": a mapped array that one may write to, because torch wants to be able to
+            images = np.load(folder / f"{split}_images.npy", mmap_mode="c", allow_pickle=False)
+            return ImageSet(torch.from_numpy(images), torch.from_numpy(np.load(folder / f"{split}_labels.npy")))
+
+        sequences = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
+        return DataSet(facts["name"], train=part("train"), test=part("test"), flip=facts["flip"], **sequences)
 
     def select(self, classes: list[int], train_per_class: int | None, test_per_class: int | None) -> "DataSet":
         """The part of this data set that has only these classes, in this order."""

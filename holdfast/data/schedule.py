@@ -10,20 +10,12 @@ import numpy as np
 
 from holdfast.data.class_order import class_order
 from holdfast.data.partition import parse_partition, split
+from holdfast.data.timeline import Arrival, Timeline
 from holdfast.errors import HoldfastError
 from holdfast.seeding import draw, generator, shuffled
 
 if TYPE_CHECKING:
     from holdfast.config import PlanSettings
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """From `round` on, a client's current data is this and nothing else."""
-
-    round: int
-    classes: tuple[int, ...]  # none: the old data is gone and nothing has come
-    images: tuple[int, ...] | None = None  # None: every training image of these classes
 
 
 @dataclass(frozen=True)
@@ -48,6 +40,11 @@ class Plan:
         return (number + 1) % self.rounds_per_task == 0
 
     @cached_property
+    def timeline(self) -> Timeline:
+        """The arrivals of all clients as arrays."""
+        return Timeline(self.arrivals, self.rounds_per_task)
+
+    @cached_property
     def joined(self) -> np.ndarray:
         """The round in which each client joins."""
         return np.array([arrivals[0].round for arrivals in self.arrivals])
@@ -55,15 +52,6 @@ class Plan:
     def present(self, number: int) -> list[int]:
         """The clients that have joined by this round."""
         return [int(c) for c in np.flatnonzero(self.joined <= number)]
-
-    @cached_property
-    def arriving(self) -> dict[int, list[tuple[int, Arrival]]]:
-        """Whose data changes in which round, and to what, in client order."""
-        table: dict[int, list[tuple[int, Arrival]]] = {}
-        for client, arrivals in enumerate(self.arrivals):
-            for arrival in arrivals:
-                table.setdefault(arrival.round, []).append((client, arrival))
-        return table
 
     def current(self, client: int, number: int) -> int:
         """Which of the client's arrivals is its data in this round; -1 before it joins."""

@@ -3,14 +3,23 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from holdfast.federation.client import ClientWork, Outcome
 from holdfast.federation.messages import Inbox, State
+from holdfast.federation.passes import Question
 
 
 class Engine(Protocol):
-    """Runs `work` on pairs of states and inboxes and yields the outcomes in their order."""
+    """Who does the arithmetic of a round."""
 
-    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]: ...
+    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        """Runs `work` on pairs of states and inboxes and yields the outcomes in their order."""
+        ...
+
+    def ask(self, work: ClientWork, question: Question, rows: Tensor) -> Tensor:
+        """The answers about these images, asked in fixed chunks."""
+        ...
 
     def __enter__(self) -> "Engine": ...
 

@@ -7,19 +7,34 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from holdfast.config import Config, to_toml
+from holdfast.data.images import DataSet
 from holdfast.errors import HoldfastError
 from holdfast.federation.client import ClientWork, Outcome
 from holdfast.federation.local import World
-from holdfast.federation.messages import Inbox, PrototypeShare, Reply, State
+from holdfast.federation.messages import Inbox, PrototypeShare, Reply, State, pack, unpack
+from holdfast.federation.passes import CHUNK, Question
 
 ATTEMPTS = 3  # at one client's work, when workers die over it
 SHARED = Path("/dev/shm")
 DONE, FAILED = b"done", b"failed"  # how a worker's answer begins
+WORK, ASK = b"work", b"ask"  # kinds of pieces
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Something that a worker can do: what an error calls it, what kind of work it is, and what is to be done."""
+
+    name: str
+    kind: bytes
+    content: bytes
 
 
 @dataclass
@@ -30,46 +45,86 @@ class Worker:
     connection: Connection
     piece: int | None = None
 
+    def take(self, number: int, place: Path, pieces: Sequence[Piece]) -> None:
+        self.piece = number
+        try:
+            for part in (os.fsencode(place), pieces[number].kind, pieces[number].content):
+                self.connection.send_bytes(part)
+        except ConnectionError:
+            pass  # it has died; whoever waits for its answer finds out
+
+    def answer(self) -> list[bytes]:
+        if self.connection.recv_bytes() == FAILED:
+            raise HoldfastError(self.connection.recv_bytes().decode())
+        parts = [self.connection.recv_bytes() for _ in range(int(self.connection.recv_bytes()))]
+        self.piece = None
+        return parts
+
 
 class Pool:
-    """Gives every worker the round's messages once, through shared memory, and each client's state by its own pipe.
+    """Gives all workers the images and the round's messages once, through shared memory, and each piece of work by its
+    worker's own pipe.
 
-    A worker builds the same world from the same config, so its outcomes have the bits that this process would get. One
-    that dies is replaced, and its client's work is done again."""
+    A worker builds the same world from the same config, so its answers have the bits that this process would get. One
+    that dies is replaced, and its piece is done again."""
 
-    def __init__(self, config: Config, workers: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=SHARED if SHARED.is_dir() else None))
-        self.config = self.folder / "config.toml"
-        self.config.write_bytes(to_toml(config).encode())
-        self.workers = [self._start() for _ in range(workers)]
-        self.rounds = 0
+    def __init__(self, config: Config, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> None:
+        room = 2 * (data.train.images.nbytes + data.test.images.nbytes)
+        shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > room
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=SHARED if shared else None))
+        data.lay_out(self.folder)
+        self.configs = [self.folder / f"config-{i}.toml" for i in range(len(devices))]
+        for file, device in zip(self.configs, devices, strict=True):
+            file.write_bytes(to_toml(replace(config, run=replace(config.run, device=device))).encode())
+        self.posted = 0
+        self.workers = [self._start(i) for i in range(workers)]
 
     def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         inbox = _the_only(inboxes)
-        place = self._post(inbox)
+        place = self._post(job=inbox.job.to_bytes(), teachers=inbox.teachers.to_bytes())
         sizes = [_images(work.world, state, inbox.job.round) for state in states]
-        queue = sorted(range(len(states)), key=lambda i: sizes[i])  # the longest is last, and taken first
-        attempts = [0] * len(states)
-        outcomes: dict[int, Outcome] = {}
+        longest_first = sorted(range(len(states)), key=lambda i: -sizes[i])
+        pieces = [Piece(f"client {state.client}", WORK, state.to_bytes()) for state in states]
+        for answer in self._run(place, pieces, longest_first):
+            yield (
+                State.from_bytes(answer[0]),
+                Reply.from_bytes(answer[1]),
+                tuple(map(PrototypeShare.from_bytes, answer[2:])),
+            )
+
+    def ask(self, work: ClientWork, question: Question, rows: Tensor) -> Tensor:
+        place = self._post(question=question.to_bytes())
+        chunks = rows.split(CHUNK)
+        pieces = [
+            Piece("questions about images", ASK, pack("chunk", {"rows": some}, {"chunk": i}))
+            for i, some in enumerate(chunks)
+        ]
+        answers = [unpack("answer", answer[0])[0]["answer"] for answer in self._run(place, pieces, range(len(pieces)))]
+        return torch.cat(answers)
+
+    def _run(self, place: Path, pieces: Sequence["Piece"], order: Sequence[int]) -> Iterator[list[bytes]]:
+        """Has every piece done by whichever worker is free, in this order; yields the answers in their own."""
+        queue = list(order)[::-1]
+        attempts = [0] * len(pieces)
+        answers: dict[int, list[bytes]] = {}
         given = 0
-        while given < len(states):
-            for i, worker in enumerate(self.workers):
+        while given < len(pieces):
+            for worker in self.workers:
                 if worker.piece is None and queue:
-                    self._give(i, place, queue.pop(), states)
+                    worker.take(queue.pop(), place, pieces)
             busy = {worker.connection: i for i, worker in enumerate(self.workers) if worker.piece is not None}
             for connection in wait(list(busy)):
                 i = busy[connection]  # type: ignore[index]
                 piece = self.workers[i].piece
                 assert piece is not None
                 try:
-                    outcomes[piece] = _receive(self.workers[i].connection)
-                    self.workers[i].piece = None
+                    answers[piece] = self.workers[i].answer()
                 except (EOFError, ConnectionError):
                     attempts[piece] += 1
-                    self._replace(i, states[piece], attempts[piece])
+                    self._replace(i, pieces[piece], attempts[piece])
                     queue.append(piece)
-            while given in outcomes:
-                yield outcomes.pop(given)
+            while given in answers:
+                yield answers.pop(given)
                 given += 1
         shutil.rmtree(place)
 
@@ -88,7 +143,7 @@ class Pool:
             worker.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self) -> Worker:
+    def _start(self, i: int) -> Worker:
         mine, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -98,37 +153,28 @@ class Pool:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         connection = Connection(mine.detach())
-        connection.send_bytes(os.fsencode(self.config))
+        connection.send_bytes(os.fsencode(self.configs[i % len(self.configs)]))
         return Worker(process, connection)
 
-    def _post(self, inbox: Inbox) -> Path:
-        """Lays the round's messages where every worker reads them once."""
-        self.rounds += 1
-        place = self.folder / str(self.rounds)
+    def _post(self, **messages: bytes) -> Path:
+        """Lays messages where every worker reads them once."""
+        self.posted += 1
+        place = self.folder / str(self.posted)
         place.mkdir()
-        (place / "job").write_bytes(inbox.job.to_bytes())
-        (place / "teachers").write_bytes(inbox.teachers.to_bytes())
+        for name, message in messages.items():
+            (place / name).write_bytes(message)
         return place
 
-    def _give(self, i: int, place: Path, piece: int, states: Sequence[State]) -> None:
-        worker = self.workers[i]
-        worker.piece = piece
-        try:
-            worker.connection.send_bytes(os.fsencode(place))
-            worker.connection.send_bytes(states[piece].to_bytes())
-        except ConnectionError:
-            pass  # it has died; the wait below finds out
-
-    def _replace(self, i: int, state: State, attempts: int) -> None:
+    def _replace(self, i: int, piece: Piece, attempts: int) -> None:
         worker = self.workers[i]
         worker.connection.close()
         code = worker.process.wait()
         if attempts >= ATTEMPTS:
             raise HoldfastError(
-                f"{attempts} worker processes died over client {state.client}, the last with code {code}; is there "
+                f"{attempts} worker processes died over {piece.name}, the last with code {code}; is there "
                 "enough memory? run.engine=serial does without workers"
             )
-        self.workers[i] = self._start()
+        self.workers[i] = self._start(i)
 
 
 def _images(world: World, state: State, number: int) -> int:
@@ -142,12 +188,3 @@ def _the_only(inboxes: Iterable[Inbox]) -> Inbox:
     first, *others = inboxes
     assert all(other is first for other in others)
     return first
-
-
-def _receive(connection: Connection) -> Outcome:
-    answer = connection.recv_bytes()
-    if answer == FAILED:
-        raise HoldfastError(connection.recv_bytes().decode())
-    state, reply = State.from_bytes(connection.recv_bytes()), Reply.from_bytes(connection.recv_bytes())
-    count = int(connection.recv_bytes())
-    return state, reply, tuple(PrototypeShare.from_bytes(connection.recv_bytes()) for _ in range(count))

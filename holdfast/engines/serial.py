@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
+from torch import Tensor
+
 from holdfast.federation.client import ClientWork, Outcome
 from holdfast.federation.messages import Inbox, State
+from holdfast.federation.passes import CHUNK, Question
 
 
 class Serial:
@@ -11,6 +15,9 @@ class Serial:
 
     def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         return map(work, states, inboxes)
+
+    def ask(self, work: ClientWork, question: Question, rows: Tensor) -> Tensor:
+        return torch.cat([work.answer(question, some, i) for i, some in enumerate(rows.split(CHUNK))])
 
     def __enter__(self) -> "Serial":
         return self

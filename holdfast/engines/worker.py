@@ -7,40 +7,52 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from holdfast.config import load_config
-from holdfast.data.sources import load_data
-from holdfast.engines.pool import DONE, FAILED
+from holdfast.data.images import DataSet
+from holdfast.engines.pool import ASK, DONE, FAILED
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, one_thread, plan_of
 from holdfast.federation.client import ClientWork
-from holdfast.federation.messages import Inbox, Job, State, Teachers
+from holdfast.federation.messages import Inbox, Job, State, Teachers, pack, unpack
+from holdfast.federation.passes import Question
 
 
 def serve(connection: Connection, work: ClientWork) -> None:
-    """Answers requests until the other end is gone. A request is the folder of the round's messages, then a state."""
-    known, inbox = b"", None
+    """Answers requests until the other end is gone. A request is the folder of the round's messages, the kind of work,
+    and what is to be done."""
+    known, message = b"", None
     while True:
-        folder = connection.recv_bytes()
+        folder, kind, content = (connection.recv_bytes() for _ in range(3))
         if folder != known:
-            place = Path(os.fsdecode(folder))
-            job, teachers = (place / "job").read_bytes(), (place / "teachers").read_bytes()
-            known, inbox = folder, Inbox(Job.from_bytes(job), Teachers.from_bytes(teachers))
-        assert inbox is not None
+            known, message = folder, _read(Path(os.fsdecode(folder)), kind)
         try:
-            state, reply, shares = work(State.from_bytes(connection.recv_bytes()), inbox)
+            if isinstance(message, Question):
+                tensors, facts = unpack("chunk", content)
+                answer = work.answer(message, tensors["rows"], facts["chunk"])
+                parts = [pack("answer", {"answer": answer}, {})]
+            else:
+                assert message is not None
+                state, reply, shares = work(State.from_bytes(content), message)
+                parts = [state.to_bytes(), reply.to_bytes(), *(share.to_bytes() for share in shares)]
         except HoldfastError as error:
             connection.send_bytes(FAILED)
             connection.send_bytes(str(error).encode())
             continue
-        connection.send_bytes(DONE)
-        for part in (state.to_bytes(), reply.to_bytes(), str(len(shares)).encode(), *(s.to_bytes() for s in shares)):
+        for part in (DONE, str(len(parts)).encode(), *parts):
             connection.send_bytes(part)
+
+
+def _read(place: Path, kind: bytes) -> Question | Inbox:
+    if kind == ASK:
+        return Question.from_bytes((place / "question").read_bytes())
+    job, teachers = (place / "job").read_bytes(), (place / "teachers").read_bytes()
+    return Inbox(Job.from_bytes(job), Teachers.from_bytes(teachers))
 
 
 def main(handle: int) -> None:
     with one_thread(), Connection(handle) as connection:
         try:
-            config = load_config(Path(os.fsdecode(connection.recv_bytes())))
-            data = load_data(config.data)
+            file = Path(os.fsdecode(connection.recv_bytes()))
+            config, data = load_config(file), DataSet.mapped(file.parent)
             work = ClientWork(build_federation(config, data, plan_of(config, data)).world)
             serve(connection, work)
         except (EOFError, ConnectionError, KeyboardInterrupt):

@@ -1,18 +1,16 @@
-"""A client's work in a round, a pure function of its state and a job; and what it keeps of a finished task."""
+"""A client's work in a round: a pure function of its state and its messages."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from holdfast.data.memory import herd, quota
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Local, Stage, World
 from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State, Weights
-from holdfast.federation.transition import IMAGES, Observation
+from holdfast.federation.passes import Question, one_pass
+from holdfast.losses import entropy
 from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
 
@@ -29,6 +27,7 @@ class ClientWork:
     def __init__(self, world: World) -> None:
         self.world = world
         self._buffers: dict[str, IncrementalModel] = {}
+        self._asked: Question | None = None  # whose model is in its buffer
 
     def __call__(self, state: State, inbox: Inbox) -> Outcome:
         job = inbox.job
@@ -46,6 +45,21 @@ class ClientWork:
         self._check_finite(state, job, weights)
         state, shares = self.world.method.share(local)
         return state, Reply(weights, samples, losses), shares
+
+    def answer(self, question: Question, rows: Tensor, chunk: int) -> Tensor:
+        """The answer about one chunk of images, on the CPU."""
+        if question is not self._asked:
+            self._frozen("asked", question.growths, question.weights)
+            self._asked = question
+        model, world = self._buffers["asked"], self.world
+        answers = {
+            "entropies": lambda pixels: entropy(model(pixels).logits),
+            "features": lambda pixels: model(pixels).features,
+            "scores": lambda pixels: world.method.predict(model, pixels),
+        }
+        chance = torch_generator(world.seed, *question.augmented, chunk) if question.augmented else None
+        images = world.test if question.what == "scores" else world.train
+        return one_pass(model, images, world.transform, rows, answers[question.what], chance)
 
     def _load(self, role: str, growths: tuple[int, ...], weights: Weights) -> IncrementalModel:
         """The buffer of a role with these weights in it."""
@@ -92,70 +106,3 @@ def diverged(state: State, job: Job, lr: float) -> HoldfastError:
         f"the loss of client {state.client} is no longer finite in round {job.round + 1}; "
         f"lower train.lr (now {lr:g}) and run again; the rounds before it are in the record"
     )
-
-
-def observe(
-    world: World, clients: Sequence[int], number: int, entropies: Callable[[Tensor], Tensor]
-) -> dict[int, Observation]:
-    """The entropies of each client's current images; a client without any is left out (N14).
-
-    `entropies` gives training images' entropies under the global model; it is asked once, for the distinct images."""
-    arrivals = {c: world.plan.arrivals[c][world.plan.current(c, number)] for c in clients}
-    holdings = {arrival: world.holding(arrival) for arrival in set(arrivals.values()) if arrival.classes}
-    holdings = {arrival: rows for arrival, rows in holdings.items() if len(rows)}
-    if not holdings:
-        return {}
-    distinct = torch.unique(torch.cat(list(holdings.values())))
-    known = entropies(distinct).double()
-    seen = {arrival: known[torch.searchsorted(distinct, rows)].numpy() for arrival, rows in holdings.items()}
-    noted = {arrival: Observation(float(mine.mean()), mine[:IMAGES]) for arrival, mine in seen.items()}
-    return {c: noted[arrival] for c, arrival in arrivals.items() if arrival in noted}
-
-
-def remember(
-    world: World, states: list[State], upto: Mapping[int, int], features: Callable[[Tensor], Tensor]
-) -> list[State]:
-    """The states once the clients' arrivals before `upto` (a number for each client) are in their memories.
-
-    `features` gives training images' features under the global model; it is asked once, for the distinct images."""
-    pending = {state.client: _pending(world, state, upto[state.client]) for state in states}
-    wanted: dict[tuple[int, ...], Tensor] = {}
-    counts: dict[tuple[int, ...], int] = {}
-    for state in states:
-        share = quota(world.memory, len({*state.memory, *pending[state.client]}))
-        for key, rows in pending[state.client].values():
-            wanted[key], counts[key] = rows, max(share, counts.get(key, 0))
-    wanted = {key: rows if counts[key] else rows[:0] for key, rows in wanted.items()}
-    distinct = torch.unique(torch.cat([*wanted.values(), torch.empty(0, dtype=torch.int64)]))
-    known = features(distinct) if len(distinct) else torch.empty(0, 1)
-    ranked = {
-        key: rows[herd(known[torch.searchsorted(distinct, rows)], counts[key])].int() for key, rows in wanted.items()
-    }
-    return [_updated(world, state, upto[state.client], pending[state.client], ranked) for state in states]
-
-
-def _pending(world: World, state: State, upto: int) -> dict[int, tuple[tuple[int, ...], Tensor]]:
-    """For each class that waits to be remembered: a key that equal image sets share, and the images."""
-    waiting: dict[int, tuple[tuple[int, ...], Tensor]] = {}
-    for arrival in world.plan.arrivals[state.client][state.stored : upto]:
-        rows = world.holding(arrival)
-        for c in arrival.classes:
-            mine = rows[world.train.labels[rows] == c]
-            before = [waiting[c][1]] if c in waiting else [state.memory[c].long()] if c in state.memory else []
-            shared = arrival.images is None and not before
-            mine = mine if shared else torch.unique(torch.cat([mine, *before]))
-            waiting[c] = ((c,) if shared else (c, *mine.tolist()), mine)
-    return waiting
-
-
-def _updated(
-    world: World,
-    state: State,
-    upto: int,
-    pending: Mapping[int, tuple[tuple[int, ...], Tensor]],
-    ranked: Mapping[tuple[int, ...], Tensor],
-) -> State:
-    """Old lists lose their tails, new classes get their best exemplars, all up to the same quota."""
-    memory = {**state.memory, **{c: ranked[key] for c, (key, _) in pending.items()}}
-    share = quota(world.memory, len(memory))
-    return replace(state, memory={c: rows[:share] for c, rows in memory.items()}, stored=upto)

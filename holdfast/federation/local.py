@@ -11,7 +11,8 @@ from torch import Tensor
 
 from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
-from holdfast.data.schedule import Arrival, Plan
+from holdfast.data.schedule import Plan
+from holdfast.data.timeline import Arrival
 from holdfast.federation.messages import Inbox, State, Weights
 from holdfast.federation.passes import one_pass
 from holdfast.models.encoder import GradientEncoder
@@ -79,6 +80,7 @@ class World:
     plan: Plan
     classes: tuple[str, ...]
     train: ImageSet
+    test: ImageSet
     transform: Transform
     spec: ModelSpec
     training: Training

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
+from holdfast.federation.messages import Weights, pack, unpack
 from holdfast.models.incremental import IncrementalModel
 
 CHUNK = 256  # images a forward pass; fixed, because the bits of a result may depend on it
@@ -54,3 +56,23 @@ def one_pass(
     with evaluating(model):
         parts = [question(seen(some)) for some in rows.split(CHUNK)]
     return torch.cat(parts).cpu()
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a model about many images, chunk by chunk, by whichever process is free.
+
+    `entropies` (Eq. 8) and `features` are about training images, a method's `scores` about test images."""
+
+    what: str
+    growths: tuple[int, ...]
+    weights: Weights
+    augmented: tuple[str | int, ...] = ()  # the path of the chance by which images are augmented, if they are
+
+    def to_bytes(self) -> bytes:
+        return pack("question", self.weights, {key: getattr(self, key) for key in ("what", "growths", "augmented")})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Question":
+        weights, facts = unpack("question", blob)
+        return Question(facts["what"], tuple(facts["growths"]), weights, tuple(facts["augmented"]))

@@ -1,17 +1,14 @@
 """The global server: it grows the head, averages the clients' models and evaluates the result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
 from holdfast.federation.messages import Reply, Snapshot, Weights
-from holdfast.federation.passes import one_pass
 from holdfast.federation.registry import Registry
-from holdfast.losses import entropy
 from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
 
@@ -73,32 +70,19 @@ class Server:
         if trained:
             self.model.load_state_dict(average(trained, weighting))
 
-    def confusion(self, test: ImageSet, transform: Transform, classes: tuple[str, ...], seen: Sequence[int]) -> Tensor:
+    def confusion(
+        self, test: ImageSet, classes: tuple[str, ...], seen: Sequence[int], scores: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Counts (K, K + 1) over the test images of the seen classes: true class by predicted class, in their order.
 
-        Candidates are the seen classes that the head knows; the last column counts images without a candidate."""
+        `scores` gives test images' scores (N, C). Candidates are the seen classes that the head knows; the last column
+        counts images without a candidate."""
         rows = torch.cat([test.by_class[c] for c in seen])
         truth = torch.repeat_interleave(torch.arange(len(seen)), torch.tensor([len(test.by_class[c]) for c in seen]))
         positions = torch.tensor([self.registry.position.get(classes[c], -1) for c in seen])
         asked = torch.nonzero(positions >= 0).flatten()
         guess = torch.full_like(truth, len(seen))
         if len(asked):
-            guess = asked[self.scores(test, transform, rows)[:, positions[asked]].argmax(dim=1)]
+            guess = asked[scores(rows)[:, positions[asked]].argmax(dim=1)]
         shape = (len(seen), len(seen) + 1)
         return torch.bincount(truth * shape[1] + guess, minlength=shape[0] * shape[1]).view(shape)
-
-    def scores(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
-        """The method's scores (N, C) of these images, on the CPU."""
-        return one_pass(self.model, images, transform, rows, lambda pixels: self.method.predict(self.model, pixels))
-
-    def features(self, images: ImageSet, transform: Transform, rows: Tensor) -> Tensor:
-        """The features (N, d) of these images under the global model, on the CPU."""
-        return one_pass(self.model, images, transform, rows, lambda pixels: self.model(pixels).features)
-
-    def entropies(
-        self, images: ImageSet, transform: Transform, rows: Tensor, augmented: torch.Generator | None = None
-    ) -> Tensor:
-        """The entropy (N,) of the global model's answer to each of these images (Eq. 8), on the CPU."""
-        return one_pass(
-            self.model, images, transform, rows, lambda pixels: entropy(self.model(pixels).logits), augmented
-        )

@@ -22,11 +22,19 @@ class Observation:
     images: np.ndarray  # of the first of them, in the client's own order
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What all clients' detectors see in a round. Clients with the same images see the same."""
+
+    which: np.ndarray  # (clients,) into `seen`; -1 for a client without images
+    seen: list[Observation]
+
+
 class Detector(Protocol):
     """All clients' detectors together; each client's decision depends on its own entropies alone."""
 
-    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
-        """The clients that believe in this round that new classes have come to them."""
+    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
+        """The clients that believe in this round that new classes have come to them, ascending."""
         ...
 
     def snapshot(self) -> dict[str, Snapshot]:
@@ -44,8 +52,11 @@ class Told:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
-        return [client for client, arrival in self.plan.arriving.get(number, []) if arrival.classes]
+    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
+        timeline = self.plan.timeline
+        arrivals = timeline.arriving(number)
+        told: np.ndarray = timeline.client[arrivals[timeline.brings[arrivals]]]
+        return told
 
     def snapshot(self) -> dict[str, Snapshot]:
         return {}
@@ -60,20 +71,21 @@ class Fixed:
     threshold = 1.2  # r_e
 
     def __init__(self) -> None:
-        self.last: dict[int, float] = {}
+        self.last = np.zeros(0)
 
-    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
-        now = {client: seen.mean for client, seen in observe().items()}
-        risen = [client for client, h in now.items() if h - self.last.get(client, 0.0) >= self.threshold]
-        self.last.update(now)
-        return risen
+    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
+        observed = observe()
+        last = np.zeros(len(observed.which))
+        last[: len(self.last)] = self.last
+        means = np.array([*(seen.mean for seen in observed.seen), math.nan])[observed.which]  # -1 is the last: nothing
+        self.last = np.where(np.isnan(means), last, means)
+        return np.flatnonzero(means - last >= self.threshold)
 
     def snapshot(self) -> dict[str, Snapshot]:
-        return {"last": ({}, {"clients": list(self.last), "entropies": list(self.last.values())})}
+        return {"last": ({"entropies": torch.from_numpy(self.last)}, {})}
 
     def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        facts = parts["last"][1]
-        self.last = dict(zip(facts["clients"], facts["entropies"], strict=True))
+        self.last = parts["last"][0]["entropies"].numpy()
 
 
 class Auto:
@@ -89,30 +101,52 @@ class Auto:
     chance = 3.5  # standard deviations of a correlation by chance
 
     def __init__(self) -> None:
-        self.seen: dict[int, list[np.ndarray]] = {}  # client -> what it saw since its last alarm, the alarm included
+        # Clients that have seen the same since their last alarm are a group: what one of them decides, all do.
+        self.group = np.zeros(0, dtype=np.int32)  # of each client
+        self.seen: list[list[np.ndarray]] = [[]]  # by each group, the last alarm included
 
-    def notice(self, number: int, observe: Callable[[], Mapping[int, Observation]]) -> list[int]:
-        alarmed = []
-        for client, now in observe().items():
-            before = self.seen.get(client, [])
-            if not before or self._other(before, now.images):
-                alarmed.append(client)
-                before = []
-            self.seen[client] = [*before, now.images][-self.rounds :]
-        return alarmed
+    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
+        observed = observe()
+        group = np.zeros(len(observed.which), dtype=np.int32)
+        group[: len(self.group)] = self.group
+        sights = len(observed.seen) + 1
+        pairs, member = np.unique(group.astype(np.int64) * sights + observed.which + 1, return_inverse=True)
+        seen: list[list[np.ndarray]] = [[]]  # nobody's first group
+        alarms, groups = [], []
+        fresh: dict[int, int] = {}  # which -> the group of those who were alarmed by it
+        for old, which in zip((pairs // sights).tolist(), (pairs % sights - 1).tolist(), strict=True):
+            before, alarmed = self.seen[old], False
+            if which >= 0:
+                now = observed.seen[which].images
+                alarmed = not before or self._other(before, now)
+                before = [now] if alarmed else [*before, now][-self.rounds :]
+            alarms.append(alarmed)
+            if not before:
+                groups.append(0)
+                continue
+            if alarmed and which in fresh:
+                groups.append(fresh[which])
+                continue
+            groups.append(len(seen))
+            if alarmed:
+                fresh[which] = len(seen)
+            seen.append(before)
+        self.seen, self.group = seen, np.array(groups, dtype=np.int32)[member]
+        return np.flatnonzero(np.array(alarms)[member])
 
     def snapshot(self) -> dict[str, Snapshot]:
-        # Clients with the same images see the same entropies: these are written once.
-        distinct = {id(values): values for seen in self.seen.values() for values in seen}
+        # Apart, because clients seldom change their group; and groups may have seen the same: that is written once.
+        distinct = {id(values): values for seen in self.seen for values in seen}
         place = {key: str(i) for i, key in enumerate(distinct)}
         tensors = {place[key]: torch.from_numpy(values.copy()) for key, values in distinct.items()}
-        clients = [[client, [place[id(values)] for values in seen]] for client, seen in self.seen.items()]
-        return {"seen": (tensors, {"clients": clients})}
+        groups = [[place[id(values)] for values in seen] for seen in self.seen]
+        return {"groups": ({"of": torch.from_numpy(self.group)}, {}), "seen": (tensors, {"by": groups})}
 
     def restore(self, parts: Mapping[str, Snapshot]) -> None:
         tensors, facts = parts["seen"]
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        self.seen = {client: [arrays[name] for name in names] for client, names in facts["clients"]}
+        self.seen = [[arrays[name] for name in names] for names in facts["by"]]
+        self.group = parts["groups"][0]["of"].numpy()
 
     def _other(self, before: list[np.ndarray], now: np.ndarray) -> bool:
         """Do these entropies go together with none of those before?"""

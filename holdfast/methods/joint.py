@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from holdfast.data.schedule import Arrival, Plan
+from holdfast.data.schedule import Plan
+from holdfast.data.timeline import Arrival
 from holdfast.methods.base import STRICT, Method
 
 

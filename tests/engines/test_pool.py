@@ -27,7 +27,7 @@ def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) 
     config = load_config(settings)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    with engine or Pool(config, 2) as chosen:
+    with engine or Pool(config, data, 2) as chosen:
 
         def tick() -> None:
             if kill and isinstance(chosen, Pool):  # one of the two, after every client
@@ -48,8 +48,8 @@ def test_a_pool_gives_the_serial_bits(small: dict[str, Any], method: dict[str, A
     assert same == lines
     for name, tensor in serial.server.weights.items():
         assert torch.equal(tensor, pooled.server.weights[name]), name
-    for client, state in serial.states.items():
-        assert state.to_bytes() == pooled.states[client].to_bytes(), client
+    for client in range(len(serial.world.plan.arrivals)):
+        assert serial.population.state(client).to_bytes() == pooled.population.state(client).to_bytes(), client
 
 
 def test_a_killed_worker_changes_nothing_but_the_time(small: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_a_clients_failure_is_one_sentence_and_nothing_is_left_behind(small: dic
     config = load_config({**small, "train": {**small["train"], "lr": 100.0, "epochs": 60}})
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    pool = Pool(config, 2)
+    pool = Pool(config, data, 2)
     with pytest.raises(HoldfastError, match="no longer finite"), pool:
         list(play(federation, pool))
     assert not Path(pool.folder).exists()
@@ -76,7 +76,7 @@ def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any]) -> N
     def engine_of(**run: Any) -> Engine:
         config = load_config({**small, "run": run})
         data = load_data(config.data)
-        return choose_engine(config, build_federation(config, data, plan_of(config, data)).world)
+        return choose_engine(config, data, build_federation(config, data, plan_of(config, data)).world)
 
     assert isinstance(engine_of(), Serial)  # a few hundred images
     assert isinstance(engine_of(engine="serial", workers=4), Serial)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
+from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, bytes_of, plan_of
 from holdfast.federation.client import ClientWork, Outcome
 from holdfast.federation.messages import Inbox, Job, PrototypeShare, State, unpack
@@ -15,7 +16,7 @@ from holdfast.federation.traffic import by_task
 from holdfast.rounds import Federation, play
 
 
-class Wiretap:
+class Wiretap(Serial):
     """Hears every byte on both channels."""
 
     def __init__(self) -> None:

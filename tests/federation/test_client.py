@@ -1,22 +1,26 @@
 """What a client trains on, what it keeps, and what it sends."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from holdfast.config import load_config
 from holdfast.data.memory import herd, quota
-from holdfast.data.schedule import Arrival
 from holdfast.data.sources import load_data
+from holdfast.data.timeline import Arrival
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork, remember
+from holdfast.federation.client import ClientWork
 from holdfast.federation.local import Local, Preset, Training
 from holdfast.federation.messages import Inbox, State
+from holdfast.federation.passes import one_pass
+from holdfast.federation.population import Population
 from holdfast.rounds import Federation, Round, play
 
 
@@ -40,7 +44,7 @@ def test_memories_hold_what_was_learned_and_no_more(small: dict[str, Any], parti
         if not plan.ends_task(number):
             continue
         for client in plan.present(number):
-            state = federation.state(client)
+            state = federation.population.state(client)
             held = {c for arrival in plan.arrivals[client] if arrival.round <= number for c in arrival.classes}
             assert set(state.memory) == held
             owned = {
@@ -53,7 +57,7 @@ def test_memories_hold_what_was_learned_and_no_more(small: dict[str, Any], parti
                 assert set(rows.tolist()) <= set(mine)
                 if client in before and c in before[client].memory:
                     assert rows.tolist() == before[client].memory[c].tolist()[: len(rows)]  # only the tail goes
-        before = dict(federation.states)
+        before = {client: federation.population.state(client) for client in plan.present(number)}
     assert len(before) == len(plan.arrivals)
 
 
@@ -61,24 +65,28 @@ def test_exemplars_are_herded_under_the_model_of_the_finished_task(small: dict[s
     federation = federation_of(with_replay(small), tasks=1, clients=3)
     for _ in play(federation, Serial()):
         pass
-    world, state = federation.world, federation.state(0)
+    world, state = federation.world, federation.population.state(0)
+    model = federation.server.model
     for c, rows in state.memory.items():
-        features = federation.server.features(world.train, world.transform, world.train.by_class[c])
+        features = one_pass(
+            model, world.train, world.transform, world.train.by_class[c], lambda pixels: model(pixels).features
+        )
         best = world.train.by_class[c][herd(features, quota(12, len(state.memory)))]
         assert rows.tolist() == best.tolist()
 
 
 def test_features_are_asked_once_for_the_distinct_images(small: dict[str, Any]) -> None:
-    world = federation_of(with_replay(small)).world
+    population = federation_of(with_replay(small)).population
     asked: list[Tensor] = []
 
     def features(rows: Tensor) -> Tensor:
         asked.append(rows)
         return torch.randn(len(rows), 4, generator=torch.Generator().manual_seed(0))
 
-    states = remember(world, [State(c) for c in range(5)], dict.fromkeys(range(5), 1), features)
+    population.settle(3, population.timeline.current(1) + 1, features)
     assert len(asked) == 1
     assert len(asked[0].unique()) == len(asked[0])
+    states = [population.state(client) for client in range(5)]
     assert all(state.stored == 1 and state.memory for state in states)
 
 
@@ -86,27 +94,27 @@ def test_a_class_met_again_competes_with_its_old_exemplars(small: dict[str, Any]
     federation = federation_of(with_replay(small))
     first, second = (tuple(federation.world.train.by_class[0][part].tolist()) for part in (slice(0, 4), slice(4, 12)))
     arrivals = (Arrival(0, (0,), first), Arrival(2, (0,), second))
-    world = federation.world.__class__(
-        **{
-            **federation.world.__dict__,
-            "plan": federation.world.plan.__class__(**{**federation.world.plan.__dict__, "arrivals": (arrivals,)}),
-        }
-    )
+    world = replace(federation.world, plan=replace(federation.world.plan, arrivals=(arrivals,)))
 
     def features(rows: Tensor) -> Tensor:
         return torch.randn(len(world.train), 4, generator=torch.Generator().manual_seed(1))[rows]
 
-    [state] = remember(world, [State(0)], {0: 1}, features)
-    assert sorted(state.memory[0].tolist()) == sorted(first)
-    [state] = remember(world, [state], {0: 2}, features)
-    assert sorted(state.memory[0].tolist()) == sorted(first + second)
+    population = Population(world)
+    assert population.timeline.event.tolist() == [3, 7]
+    population.settle(3, np.array([1]), features)
+    assert sorted(population.state(0).memory[0].tolist()) == sorted(first)
+    assert not population.states  # nothing is written out until somebody needs it
+    population.settle(7, np.array([2]), features)
+    assert sorted(population.state(0).memory[0].tolist()) == sorted(first + second)
+    assert population.state(0).stored == 2
 
 
 def test_memory_may_be_zero(small: dict[str, Any]) -> None:
     federation = federation_of(with_replay(small), memory=0)
     rounds = list(play(federation, Serial()))
-    assert all(not len(rows) for state in federation.states.values() for rows in state.memory.values())
-    assert State.from_bytes(federation.state(0).to_bytes()).stored == federation.state(0).stored
+    states = [federation.population.state(client) for client in range(len(federation.world.plan.arrivals))]
+    assert all(not len(rows) for state in states for rows in state.memory.values())
+    assert State.from_bytes(states[0].to_bytes()).stored == states[0].stored == len(federation.world.plan.arrivals[0])
     assert len(rounds) == 6
 
 

@@ -1,5 +1,7 @@
 """Averaging, growing, evaluating."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sklearn.metrics import confusion_matrix
 from holdfast.data.augment import Transform
 from holdfast.data.images import ImageSet
 from holdfast.federation.messages import Reply
+from holdfast.federation.passes import one_pass
 from holdfast.federation.server import Server, average
 from holdfast.methods import METHODS
 from holdfast.models.incremental import ModelSpec
@@ -72,13 +75,17 @@ def test_growth_gives_names_positions_and_remembers_when() -> None:
     assert host.model.growths == [2, 1]
 
 
+def scores(host: Server, test: ImageSet, rows: torch.Tensor) -> torch.Tensor:
+    return one_pass(host.model, test, PLAIN, rows, lambda pixels: host.model(pixels).logits)
+
+
 def test_confusion_equals_scikit_learn_and_asks_only_among_seen_classes() -> None:
     host = server()
     host.grow(("d", "c", "b", "a"))  # head order is not the data set's order
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8, generator=torch_generator(1))
     test = ImageSet(images, torch.arange(40) % 4)
     seen = [2, 0, 1]
-    counts = host.confusion(test, PLAIN, ("a", "b", "c", "d"), seen)
+    counts = host.confusion(test, ("a", "b", "c", "d"), seen, partial(scores, host, test))
     host.model.eval()
     with torch.no_grad():
         logits = host.model(PLAIN.plain(images)).logits
@@ -92,9 +99,9 @@ def test_confusion_equals_scikit_learn_and_asks_only_among_seen_classes() -> Non
 def test_images_of_unknown_classes_are_wrong_and_without_any_class_unanswered() -> None:
     host = server()
     test = ImageSet(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]))
-    assert host.confusion(test, PLAIN, ("a", "b"), [0, 1]).tolist() == [[0, 0, 2], [0, 0, 2]]
+    assert host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test)).tolist() == [[0, 0, 2], [0, 0, 2]]
     host.grow(("b",))
-    assert host.confusion(test, PLAIN, ("a", "b"), [0, 1]).tolist() == [[0, 2, 0], [0, 2, 0]]
+    assert host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test)).tolist() == [[0, 2, 0], [0, 2, 0]]
 
 
 def test_evaluation_leaves_the_model_as_it_was() -> None:
@@ -103,7 +110,6 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
     host.model.train()
     before = {name: tensor.clone() for name, tensor in host.weights.items()}
     test = ImageSet(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]))
-    host.confusion(test, PLAIN, ("a", "b"), [0, 1])
-    host.features(test, PLAIN, torch.arange(4))
+    host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test))
     assert host.model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in host.weights.items())

@@ -11,8 +11,9 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import observe
-from holdfast.federation.transition import Auto, Fixed, Observation, together
+from holdfast.federation.client import ClientWork
+from holdfast.federation.passes import Question
+from holdfast.federation.transition import Auto, Fixed, Observation, Observed, together
 from holdfast.losses import entropy
 from holdfast.results.summary import detection
 from holdfast.rounds import Federation, play
@@ -26,8 +27,14 @@ def seen(values: np.ndarray) -> Observation:
 
 def asked(detector: Any, rounds: list[np.ndarray | None]) -> list[int]:
     """The rounds in which a client with these entropies is alarmed."""
-    observed = [{} if values is None else {7: seen(values)} for values in rounds]
-    return [number for number, found in enumerate(observed) if detector.notice(number, lambda found=found: found)]
+    found = []
+    for number, values in enumerate(rounds):
+        # Client 0 never has images; client 1 is the one in question.
+        observed = Observed(np.array([-1, -1 if values is None else 0]), [] if values is None else [seen(values)])
+        alarmed = detector.notice(number, lambda observed=observed: observed)
+        assert 0 not in alarmed
+        found += [number] * (1 in alarmed)
+    return found
 
 
 def flat(*means: float | None) -> list[np.ndarray | None]:
@@ -98,9 +105,9 @@ class Listening:
     def __init__(self, alarms: dict[int, set[int]]) -> None:
         self.alarms = alarms
 
-    def notice(self, number: int, observe: Any) -> list[int]:
+    def notice(self, number: int, observe: Any) -> np.ndarray:
         observe()
-        return [client for client, rounds in self.alarms.items() if number in rounds]
+        return np.array([client for client, rounds in self.alarms.items() if number in rounds], dtype=np.int64)
 
 
 class Counting(Serial):
@@ -120,15 +127,17 @@ def test_entropies_are_means_over_each_clients_own_images(small: dict[str, Any])
     federation = federation_of(small, "auto")
     world, server = federation.world, federation.server
     server.grow(tuple(world.classes[c] for c in world.plan.tasks[0]))
-    found = observe(world, world.plan.present(0), 0, lambda rows: server.entropies(world.train, world.transform, rows))
-    for client, observation in found.items():
+    question = Question("entropies", server.registry.growths, server.weights)
+    observed = federation.population.observe(0, lambda rows: Serial().ask(ClientWork(world), question, rows))
+    for client in world.plan.present(0):
+        observation = observed.seen[observed.which[client]]
         rows = world.holding(world.plan.arrivals[client][0])
         server.model.eval()
         with torch.no_grad():
             alone = entropy(server.model(world.transform.plain(world.train.images[rows])).logits)
         assert observation.mean == pytest.approx(float(alone.mean()), rel=1e-5)
         np.testing.assert_allclose(observation.images, alone.numpy(), rtol=1e-4)
-    assert set(found) == set(world.plan.present(0))
+    assert np.flatnonzero(observed.which >= 0).tolist() == world.plan.present(0)
 
 
 def test_missed_and_repeated_alarms_lose_nothing(small: dict[str, Any]) -> None:
@@ -147,14 +156,14 @@ def test_missed_and_repeated_alarms_lose_nothing(small: dict[str, Any]) -> None:
     assert events[rounds[0] + 1]["false_alarms"] == [client]
     assert events[rounds[1]]["misses"] == [client]
     assert events[rounds[2]]["late"] == [[client, rounds[2] - rounds[1]]]
-    assert federation.state(client).noticed == len(plan.arrivals[client])
+    assert federation.population.state(client).noticed == len(plan.arrivals[client])
     found = detection(lines)
     assert found["false_alarms"] == 1
     assert found["late"] == 1
     assert found["never"] == 0
     assert found["hits"] == found["transitions"] - 1  # type: ignore[operator]
     # All classes are remembered, and nobody shares one twice.
-    assert set(federation.state(client).memory) == {c for a in plan.arrivals[client] for c in a.classes}
+    assert set(federation.population.state(client).memory) == {c for a in plan.arrivals[client] for c in a.classes}
     for sharer, count in counting.shares.items():
         assert count <= len({c for a in plan.arrivals[sharer] for c in a.classes})
     assert sum(counting.shares.values()) > 0

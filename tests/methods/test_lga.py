@@ -173,7 +173,7 @@ def test_prototypes_are_shared_once_in_the_round_they_are_noticed(small: dict[st
     assert any(line["bytes"]["proxy"]["shares"] for line in lines)
     labels = [p.label for pool in federation.proxy.pools.values() for p in pool]  # type: ignore[attr-defined]
     assert set(labels) <= set(range(6))
-    assert any("prototype.rows" in state.notes for state in federation.states.values())
+    assert any("prototype.rows" in state.notes for state in federation.population.states.values())
 
 
 def test_late_shares_enlarge_the_pool(small: dict[str, Any]) -> None:
