@@ -1,6 +1,6 @@
 """Prototype images as gradients of the encoding network, and the label that such a gradient tells."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,53 +11,91 @@ from holdfast.models.encoder import KERNEL, PADDING, GradientEncoder
 Gradients = dict[str, Tensor]  # parameter name -> (N, *shape), one gradient for each image
 
 
-class Parts(NamedTuple):
-    """What the gradients of N single images consist of: that of the last layer is an outer product."""
+@dataclass
+class Layer:
+    """What a convolution has seen and done: P pixels, K numbers under its kernel, in the order row, column, channel."""
 
-    error: Tensor  # (N, C): p - y, the gradient of the last bias
-    features: Tensor  # (N, H): the last layer's inputs; its weight's gradient is error x features
-    convs: Gradients
+    conv: nn.Conv2d
+    size: torch.Size  # of its inputs, (N, C, H, W)
+    patches: Tensor  # (N, P, K)
+    outputs: Tensor  # (N, 12, P), after the sigmoid
+    upstream: Tensor  # (N, 12, P), the loss's gradient by the outputs
+    delta: Tensor  # (N, 12, P), the same by what comes into the sigmoid
+
+    @property
+    def weight_gradient(self) -> Tensor:
+        """(N, 12, K)"""
+        return self.delta @ self.patches
 
 
-def gradient_parts(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Parts:
-    """Back-propagates each image's own cross-entropy, written out so that it is differentiable in the images and costs
-    one batched product a layer: images (N, 3, S, S) with pixels from 0 to 1, labels (N,)."""
+@dataclass
+class Passes:
+    """The forward and the backward pass of N single images, each with its own cross-entropy."""
+
+    layers: list[Layer]
+    features: Tensor  # (N, H): the last layer's inputs
+    error: Tensor  # (N, C): p - y; the last layer's gradient is the outer product of the two
+    probabilities: Tensor  # (N, C)
+
+
+def passes(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Passes:
+    """Both passes written out, one batched product a layer: images (N, 3, S, S) with pixels from 0 to 1, labels (N,)."""
     inputs, tape = images, []
-    layers = [layer for layer in encoder.convs if isinstance(layer, nn.Conv2d)]
-    for conv in layers:
+    convs = [conv for conv in encoder.convs if isinstance(conv, nn.Conv2d)]
+    for conv in convs:
         assert conv.bias is not None
-        kernel = conv.weight.detach().flatten(1)  # (12, K)
-        patches = F.unfold(inputs, KERNEL, padding=PADDING, stride=conv.stride)  # (N, K, pixels)
-        outputs = torch.sigmoid(kernel @ patches + conv.bias.detach()[:, None])  # (N, 12, pixels)
-        tape.append((kernel, patches, outputs, inputs.shape[-2:]))
+        patches = windows(inputs, conv.stride[0])
+        outputs = torch.sigmoid(kernel_of(conv) @ patches.transpose(1, 2) + conv.bias.detach()[:, None])
+        tape.append((inputs.shape, patches, outputs))
         inputs = outputs.unflatten(2, [-(-side // conv.stride[0]) for side in inputs.shape[-2:]])
     features = inputs.flatten(1)
     last = encoder.linear.weight.detach()
-    logits = features @ last.T + encoder.linear.bias.detach()
-    error = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1]).to(logits.dtype)
-    convs: Gradients = {}
+    probabilities = (features @ last.T + encoder.linear.bias.detach()).softmax(dim=1)
+    error = probabilities - F.one_hot(labels, probabilities.shape[1]).to(probabilities.dtype)
+    layers: list[Layer] = []
     upstream = error @ last
-    for i in reversed(range(len(tape))):
-        conv, (kernel, patches, outputs, size) = layers[i], tape[i]
-        delta = upstream.view_as(outputs) * outputs * (1 - outputs)
-        convs[f"convs.{i}.weight"] = (delta @ patches.transpose(1, 2)).view(len(images), *conv.weight.shape)
-        convs[f"convs.{i}.bias"] = delta.sum(dim=2)
-        if i:
-            upstream = F.fold(kernel.T @ delta, size, KERNEL, padding=PADDING, stride=conv.stride).flatten(2)
-    return Parts(error, features, convs)
+    for conv, (size, patches, outputs) in zip(reversed(convs), reversed(tape), strict=True):
+        upstream = upstream.view_as(outputs)
+        delta = upstream * outputs * (1 - outputs)
+        layers.insert(0, Layer(conv, size, patches, outputs, upstream, delta))
+        if len(layers) < len(convs):
+            upstream = backwards(conv, delta, size)
+    return Passes(layers, features, error, probabilities)
+
+
+def windows(maps: Tensor, stride: int) -> Tensor:
+    """Maps (N, C, H, W) to the (N, P, K) that a 5x5 kernel sees at each of its places. Channels go last first, because
+    then every row under the kernel is one piece of memory."""
+    padded = F.pad(maps, (PADDING,) * 4).permute(0, 2, 3, 1).contiguous()
+    seen = padded.unfold(1, KERNEL, stride).unfold(2, KERNEL, stride)  # (N, h, w, C, 5, 5)
+    return seen.permute(0, 1, 2, 4, 5, 3).reshape(len(maps), seen.shape[1] * seen.shape[2], -1)
+
+
+def kernel_of(conv: nn.Conv2d) -> Tensor:
+    """The weights (12, K) in the order of `windows`."""
+    return conv.weight.detach().permute(0, 2, 3, 1).flatten(1)
+
+
+def backwards(conv: nn.Conv2d, delta: Tensor, size: torch.Size) -> Tensor:
+    """What comes back through a convolution from (N, 12, P): (N, C * H * W)."""
+    stride = conv.stride[0]
+    places = [-(-side // stride) for side in size[-2:]]
+    rest = [side - (count - 1) * stride - 1 for side, count in zip(size[-2:], places, strict=True)]
+    maps = F.conv_transpose2d(delta.unflatten(2, places), conv.weight.detach(), None, stride, PADDING, rest)
+    return maps.flatten(1)
 
 
 def prototype_gradients(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Gradients:
     """The gradient of each image's own cross-entropy."""
-    error, features, convs = gradient_parts(encoder, images, labels)
-    return {**convs, "linear.weight": error[:, :, None] * features[:, None, :], "linear.bias": error}
-
-
-def parts_of(gradients: Gradients) -> Parts:
-    """The parts of received gradients; the features are those that explain the last layer's gradient best."""
-    error = gradients["linear.bias"]
-    features = torch.einsum("nch,nc->nh", gradients["linear.weight"], error) / error.square().sum(dim=1, keepdim=True)
-    return Parts(error, features, {name: part for name, part in gradients.items() if name.startswith("convs.")})
+    found = passes(encoder, images, labels)
+    gradients: Gradients = {}
+    for i, layer in enumerate(found.layers):
+        channels = layer.size[1]
+        kernels = layer.weight_gradient.unflatten(2, (KERNEL, KERNEL, channels))
+        gradients[f"convs.{i}.weight"] = kernels.permute(0, 1, 4, 2, 3).contiguous()
+        gradients[f"convs.{i}.bias"] = layer.delta.sum(dim=2)
+    last = found.error[:, :, None] * found.features[:, None, :]
+    return {**gradients, "linear.weight": last, "linear.bias": found.error}
 
 
 def labels_of(gradients: Gradients) -> Tensor:

@@ -11,33 +11,15 @@ import torch
 from torch import Tensor
 
 from holdfast.models.encoder import GradientEncoder
-from holdfast.privacy.encode import Gradients, Parts, gradient_parts, parts_of
+from holdfast.privacy.distance import Target
+from holdfast.privacy.encode import Gradients
 
 SUFFICIENT = 1e-4  # of the decrease that the slope promises (Armijo)
 HALVINGS = 12
 GREY, CONTRAST = 0.5, 0.3  # of the pixels that a smooth start draws
-Objective = Callable[[Tensor], tuple[Tensor, Tensor]]  # points (N, D) -> values (N,), gradients (N, D)
-
-
-def gradient_distance(encoder: GradientEncoder, images: Tensor, labels: Tensor, wanted: Parts) -> Tensor:
-    """L_IR (Eq. 9) of each image (N,): the squared distance of its gradient to the wanted one, over all layers.
-
-    Of the last layer without forming its matrix: with e, h found and e*, h* wanted,
-    |e h' - e* h*'|^2 = |e - e*|^2 |h|^2 + 2 (e - e*).e* h.(h - h*) + |e*|^2 |h - h*|^2, exact near zero as well."""
-    found = gradient_parts(encoder, images, labels)
-    wrong, off = found.error - wanted.error, found.features - wanted.features
-    total = (
-        _dot(wrong, wrong) * (_dot(found.features, found.features) + 1)
-        + 2 * _dot(wrong, wanted.error) * _dot(found.features, off)
-        + _dot(wanted.error, wanted.error) * _dot(off, off)
-    )
-    for name, part in found.convs.items():
-        total = total + (part - wanted.convs[name]).square().flatten(1).sum(dim=1)
-    return total
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(dim=1)
+TOGETHER = 24  # images a pass; many more would not fit into a core's cache
+# Points (M, D) and which of the N functions each is for (M,) -> values (M,), gradients (M, D)
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def reconstruct(
@@ -62,16 +44,20 @@ def reconstruct(
 
     def pixels(points: Tensor) -> Tensor:
         if start == "white":
-            return points.view(shape)
-        return GREY + CONTRAST * (basis.T @ (spectrum * points.view(shape)) @ basis)
+            return points.view(-1, *shape[1:])
+        return GREY + CONTRAST * (basis.T @ (spectrum * points.view(-1, *shape[1:])) @ basis)
 
-    parts = parts_of(wanted)
+    def by_points(slopes: Tensor) -> Tensor:
+        if start == "white":
+            return slopes.flatten(1)
+        return (CONTRAST * spectrum * (basis @ slopes @ basis.T)).flatten(1)
 
-    def objective(points: Tensor) -> tuple[Tensor, Tensor]:
-        points = points.detach().requires_grad_()
-        values = gradient_distance(encoder, pixels(points), labels, parts)
-        [gradients] = torch.autograd.grad(values.sum(), points)
-        return values.detach(), gradients
+    target = Target(encoder, wanted, labels)
+
+    def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        parts = zip(points.split(TOGETHER), rows.split(TOGETHER), strict=True)
+        values, slopes = zip(*(target.distance(pixels(some), which) for some, which in parts), strict=True)
+        return torch.cat(values), by_points(torch.cat(slopes))
 
     trail, values = minimise(objective, noise.flatten(1), iterations, rate, snapshots)
     return torch.stack([pixels(points).clamp(0, 1) for points in trail], dim=1), values
@@ -135,7 +121,7 @@ def minimise(
     `rate` is the length of a step before it is shortened. Returns the last `keep` points and the last values."""
     history = History(history_size, [], [], [])
     points, trail = start, [start]
-    values, gradients = objective(points)
+    values, gradients = objective(points, torch.arange(len(points), device=points.device))
     for iteration in range(iterations):
         directions = history.direction(gradients)
         slopes = (directions * gradients).sum(dim=1)
@@ -164,23 +150,21 @@ def _line_search(
     slopes: Tensor,
     lengths: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shortens each image's step until its value has fallen enough; an image that never falls stays where it is."""
-    best = points, values, gradients
-    waiting = torch.ones_like(values, dtype=torch.bool)
+    """Shortens each image's step until its value has fallen enough; one whose value never falls stays where it is. Only
+    images that still wait are tried again."""
+    best, best_values, best_gradients = points.clone(), values.clone(), gradients.clone()
+    waiting = torch.arange(len(values), device=values.device)
     for _ in range(HALVINGS):
-        trial = points + lengths[:, None] * directions
-        found, slope = objective(trial)
-        accepted = waiting & (found <= values + SUFFICIENT * lengths * slopes)
-        best = (
-            torch.where(accepted[:, None], trial, best[0]),
-            torch.where(accepted, found, best[1]),
-            torch.where(accepted[:, None], slope, best[2]),
-        )
-        waiting = waiting & ~accepted
-        if not waiting.any():
+        trial = points[waiting] + lengths[:, None] * directions[waiting]
+        found, slope = objective(trial, waiting)
+        before, expected = values[waiting], slopes[waiting]
+        accepted = found <= before + SUFFICIENT * lengths * expected
+        done = waiting[accepted]
+        best[done], best_values[done], best_gradients[done] = trial[accepted], found[accepted], slope[accepted]
+        if accepted.all():
             break
         # The minimum of the parabola through the value, its slope and the failed trial, but not too short a step.
-        parabola = -slopes * lengths.square() / (2 * (found - values - slopes * lengths)).clamp(min=1e-30)
+        parabola = -expected * lengths.square() / (2 * (found - before - expected * lengths)).clamp(min=1e-30)
         shorter = torch.where(found.isfinite(), parabola.clamp(0.1 * lengths, 0.5 * lengths), 0.1 * lengths)
-        lengths = torch.where(waiting, shorter, lengths)
-    return best
+        waiting, lengths = waiting[~accepted], shorter[~accepted]
+    return best, best_values, best_gradients

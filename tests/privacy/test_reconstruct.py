@@ -7,12 +7,13 @@ from torch import Tensor
 
 from holdfast.data import glyphs
 from holdfast.models.encoder import GradientEncoder
-from holdfast.privacy.encode import labels_of, parts_of, prototype_gradients
-from holdfast.privacy.reconstruct import gradient_distance, minimise, reconstruct
+from holdfast.privacy.distance import Target
+from holdfast.privacy.encode import labels_of, prototype_gradients
+from holdfast.privacy.reconstruct import minimise, reconstruct
 from holdfast.seeding import torch_generator
 
 
-def rosenbrock(points: Tensor) -> tuple[Tensor, Tensor]:
+def rosenbrock(points: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
     points = points.detach().requires_grad_()
     values = (100 * (points[:, 1:] - points[:, :-1] ** 2) ** 2 + (1 - points[:, :-1]) ** 2).sum(dim=1)
     return values.detach(), torch.autograd.grad(values.sum(), points)[0]
@@ -39,20 +40,24 @@ def test_values_never_rise_and_each_function_keeps_its_own_path() -> None:
             torch.testing.assert_close(alone[0], points[i])
 
 
-def test_the_distance_is_the_sum_over_all_layers() -> None:
-    encoder = GradientEncoder(16, 5, torch_generator(0)).double()
-    pixels = torch.rand(2, 3, 16, 16, generator=torch_generator(1), dtype=torch.float64)
-    labels = torch.tensor([1, 3])
+@pytest.mark.parametrize("size", [16, 21])
+def test_the_distance_is_the_sum_over_all_layers_and_its_slope_is_autograds(size: int) -> None:
+    encoder = GradientEncoder(size, 5, torch_generator(0)).double()
+    pixels = torch.rand(3, 3, size, size, generator=torch_generator(1), dtype=torch.float64)
+    labels = torch.tensor([1, 3, 0])
     wanted = prototype_gradients(encoder, 1 - pixels, labels)
-    expected = [
-        sum(
-            float(((g - wanted[name]) ** 2)[i].sum())
-            for name, g in prototype_gradients(encoder, pixels, labels).items()
-        )
-        for i in range(2)
-    ]
-    assert gradient_distance(encoder, pixels, labels, parts_of(wanted)).tolist() == pytest.approx(expected)
-    assert gradient_distance(encoder, 1 - pixels, labels, parts_of(wanted)).tolist() == pytest.approx([0, 0], abs=1e-20)
+    target, rows = Target(encoder, wanted, labels), torch.tensor([2, 0])
+    watched = pixels[rows].requires_grad_()
+    found = prototype_gradients(encoder, watched, labels[rows])
+    expected = sum(((g - wanted[name][rows]) ** 2).flatten(1).sum(dim=1) for name, g in found.items())
+    assert isinstance(expected, Tensor)
+    [slopes] = torch.autograd.grad(expected.sum(), watched)
+    values, by_hand = target.distance(pixels[rows], rows)
+    torch.testing.assert_close(values, expected.detach())
+    torch.testing.assert_close(by_hand, slopes)
+    values, by_hand = target.distance(1 - pixels, torch.arange(3))
+    assert values.tolist() == pytest.approx([0, 0, 0], abs=1e-20)
+    assert float(by_hand.abs().max()) < 1e-10
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +105,7 @@ def test_the_last_iterates_can_be_kept(prototypes: tuple[GradientEncoder, Tensor
 def test_a_first_step_may_be_shorter() -> None:
     start = torch.full((1, 2), 3.0, dtype=torch.float64)
 
-    def bowl(points: Tensor) -> tuple[Tensor, Tensor]:
+    def bowl(points: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         return points.square().sum(dim=1), 2 * points
 
     [once], _ = minimise(bowl, start, iterations=1)
