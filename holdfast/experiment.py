@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from rich.progress import TextColumn
 from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.augment import Transform
+from holdfast.data.decoding import cores
 from holdfast.data.images import DataSet
 from holdfast.data.schedule import Plan, make_plan
 from holdfast.data.sources import load_data
@@ -180,11 +180,6 @@ def _worth_a_pool(world: World) -> bool:
 def _gpus(name: str) -> list[str]:
     """All GPUs, unless the user has named one."""
     return [name] if ":" in name else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

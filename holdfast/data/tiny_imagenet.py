@@ -1,7 +1,6 @@
 """TinyImageNet as its authors publish it, the zip or the unpacked folder, at any image size; decoded once."""
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -16,9 +15,8 @@ from typing import NoReturn
 import numpy as np
 
 from holdfast.data.cache import Key, cached
-from holdfast.data.decode import decode_image
+from holdfast.data.decoding import decode_files
 from holdfast.errors import HoldfastError
-from holdfast.progress import track
 
 MEAN = (0.4802, 0.4481, 0.3975)
 STD = (0.2770, 0.2691, 0.2821)
@@ -36,6 +34,12 @@ class Source:
     identity: str  # changes whenever the content does
     names: frozenset[str]
     read: Callable[[str], bytes]
+    place: Path  # the zip file, or the folder that the names are below
+    prefix: str  # of the names in a zip file
+
+    def decode(self, files: list[str], size: int, text: str) -> np.ndarray:
+        """The images of `files`: (N, 3, size, size) uint8."""
+        return decode_files(self.place, [self.prefix + name for name in files], size, text)
 
 
 @dataclass(frozen=True)
@@ -108,22 +112,12 @@ def class_names(source: Source, wnids: list[str]) -> tuple[str, ...]:
     return tuple(name if count[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
 
 
-def decode_files(source: Source, files: list[str], size: int, text: str) -> np.ndarray:
-    """The images of `files`: (N, 3, size, size) uint8."""
-    images = np.empty((len(files), 3, size, size), np.uint8)
-    # A plain loop: for most of a 64x64 image's time Pillow holds the GIL, and two threads measured no faster.
-    decoded = (decode_image(io.BytesIO(source.read(name)), size, f"{name} in {source.where}") for name in files)
-    for row, image in enumerate(track(decoded, text, len(files))):
-        images[row] = image
-    return images
-
-
 def _decode_both(source: Source, wnids: list[str], size: int) -> dict[str, np.ndarray]:
     train, test = train_split(source, wnids), validation_split(source, wnids)
     return {
-        "train_images": decode_files(source, train.files, size, "TinyImageNet: training images"),
+        "train_images": source.decode(train.files, size, "TinyImageNet: training images"),
         "train_labels": train.labels,
-        "test_images": decode_files(source, test.files, size, "TinyImageNet: test images"),
+        "test_images": source.decode(test.files, size, "TinyImageNet: test images"),
         "test_labels": test.labels,
     }
 
@@ -168,7 +162,8 @@ def _zip(path: Path, archive: zipfile.ZipFile) -> Source:
         except Exception as error:  # bad checksum, bad compression, encryption, a file cut short: each its own type
             raise HoldfastError(f"{name} in {path} cannot be read ({error}); get the archive anew") from error
 
-    return Source(path, _digest(content), frozenset(infos), read)
+    prefix = f"{TOP}/" if any(name.startswith(f"{TOP}/") for name, _, _ in content) else ""
+    return Source(path, _digest(content), frozenset(infos), read, path, prefix)
 
 
 def _folder(path: Path) -> Source:
@@ -185,7 +180,7 @@ def _folder(path: Path) -> Source:
         except OSError as error:
             _unreadable(error)
 
-    return Source(path, _digest(content), frozenset(name for name, _, _ in content), read)
+    return Source(path, _digest(content), frozenset(name for name, _, _ in content), read, top, "")
 
 
 def _files_below(top: Path) -> Iterator[tuple[str, int, int]]:

@@ -39,7 +39,7 @@ class Passes:
 
 
 def passes(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Passes:
-    """Both passes written out, one batched product a layer: images (N, 3, S, S) with pixels from 0 to 1, labels (N,)."""
+    """Both passes written out, one batched product a layer: images (N, 3, S, S), pixels from 0 to 1, labels (N,)."""
     inputs, tape = images, []
     convs = [conv for conv in encoder.convs if isinstance(conv, nn.Conv2d)]
     for conv in convs:

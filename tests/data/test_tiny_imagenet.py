@@ -174,7 +174,8 @@ def test_truncated_jpeg_is_named(tmp_path: Path, form: str) -> None:
     files[name] = files[name][:-60]
     source = write_source(tmp_path, form, files)
     message = load_error(source, tmp_path)
-    assert message.startswith(f"{name} in {source} cannot be read as an image (")
+    assert f"{name} in {source}" in message
+    assert "cannot be read as an image (" in message
     assert "truncated" in message
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -187,7 +188,7 @@ def test_damaged_bytes_within_a_zip_are_named(tmp_path: Path) -> None:
     assert content.count(image) == 1
     source.write_bytes(content.replace(image, image[:-20] + b"x" + image[-19:]))
     message = load_error(source, tmp_path)
-    assert message.startswith(f"val/images/val_0.JPEG in {source} cannot be read (Bad CRC-32")
+    assert message.startswith(f"tiny-imagenet-200/val/images/val_0.JPEG in {source} cannot be read (Bad CRC-32")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"half"])
@@ -307,7 +308,7 @@ def test_real_images_are_those_that_pillow_reads() -> None:
         rows = list(range(0, len(split.files), 499))  # another number in every class
         files = [split.files[row] for row in rows]
         assert files[1] == f"train/{wnids[0]}/images/{wnids[0]}_499.JPEG"
-        images = tiny_imagenet.decode_files(source, files, 64, "a part")
+        images = source.decode(files, 64, "a part")
         for file, row, image in zip(files, rows, images, strict=True):
             assert file.split("/")[1] == wnids[split.labels[row]]
             with Image.open(io.BytesIO(source.read(file))) as expected:
