@@ -12,6 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from holdfast.bench import Report
+from holdfast.bench import clients as clients_bench
+from holdfast.bench import data as data_bench
+from holdfast.bench import engine as engine_bench
+from holdfast.bench import reconstruct as reconstruct_bench
 from holdfast.config import Config, describe, load_config, parse_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
@@ -20,7 +25,7 @@ from holdfast.experiment import resume as resume_run
 from holdfast.federation.traffic import by_task
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
-from holdfast.results.plots import comparison_curves
+from holdfast.results.plots import comparison_curves, phases_bar
 from holdfast.results.record import Result, read_result
 from holdfast.results.tables import (
     by_data_set,
@@ -35,6 +40,8 @@ from holdfast.results.tables import (
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Measure how fast Holdfast is on this machine, as ratios in one run.")
+app.add_typer(bench, name="bench")
 out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
 
 ConfigFile = Annotated[
@@ -197,6 +204,56 @@ def settings(as_json: AsJson = False) -> None:
     out.print(rows_table("", ["setting", "default", "what it is"], describe()))
     out.print("(preset): the method's own. A table \\[for.<method>] in a config holds settings for that method only.")
     out.print(rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in SOURCES.items()]))
+
+
+@bench.command()
+def engine(
+    network: Annotated[list[str] | None, typer.Option(help="resnet18 or convnet; both if not given")] = None,
+    picture: Annotated[Path | None, typer.Option(help="also draw where the time of a round goes (PNG)")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How much of a round is arithmetic that nothing could do without, and what two processes gain over one."""
+    for name in network or []:
+        if name not in engine_bench.BOUNDS:
+            raise HoldfastError(f"unknown --network {name}; use {' or '.join(engine_bench.BOUNDS)}")
+    found = _measured(lambda tell: engine_bench.measure(network or list(engine_bench.BOUNDS), tell), as_json)
+    if picture:
+        phases_bar({name: facts["phases"] for name, facts in found.facts["networks"].items()}, picture)
+
+
+@bench.command()
+def clients(as_json: AsJson = False) -> None:
+    """Seconds a round and memory with 30 to 100,000 registered clients, ten of them selected."""
+    _measured(clients_bench.measure, as_json)
+
+
+@bench.command()
+def reconstruct(as_json: AsJson = False) -> None:
+    """Prototypes rebuilt together, one by one, and by the published procedure."""
+    _measured(reconstruct_bench.measure, as_json)
+
+
+@bench.command()
+def data(as_json: AsJson = False) -> None:
+    """Images decoded a second, by one core and by all."""
+    _measured(data_bench.measure, as_json)
+
+
+def _measured(measure: Callable[[Callable[[str], None]], Report], as_json: bool) -> Report:
+    """Runs a benchmark, saying what it is doing, and shows what it found."""
+    with Console(stderr=True).status("") as status:
+        found = measure(lambda text: status.update(text))
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return found
+    out.print(rows_table("", found.head, found.rows))
+    words = {True: "at most", False: "at least"}
+    rows = [
+        [ratio.name, f"{ratio.value:.3g}", f"{words[ratio.at_most]} {ratio.bound:g}", "yes" if ratio.holds else "NO"]
+        for ratio in found.ratios
+    ]
+    out.print(rows_table("", ["ratio", "measured", "wanted", "holds"], rows))
+    return found
 
 
 def main() -> None:

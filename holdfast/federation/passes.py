@@ -12,7 +12,7 @@ from holdfast.data.images import ImageSet
 from holdfast.federation.messages import Weights, pack, unpack
 from holdfast.models.incremental import IncrementalModel
 
-CHUNK = 256  # images a forward pass; fixed, because the bits of a result may depend on it
+CHUNK = 128  # images a forward pass; fixed, because the bits of a result may depend on it
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
             continue
         mean = torch.zeros_like(first, dtype=torch.float64)
         for reply, share in zip(replies, shares, strict=True):
-            mean.add_(reply.weights[name].double(), alpha=share)
+            mean.add_(reply.weights[name], alpha=share)  # computed in float64
         merged[name] = mean.div_(total).to(first.dtype)
     return merged
 

@@ -1,6 +1,6 @@
 """Pictures, from results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -76,6 +76,29 @@ def comparison_curves(results: Sequence[Result], file: Path) -> None:
     axes.margins(x=0.08)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left")
+    _save(figure, file)
+
+
+def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
+    """Where the time of a round goes: a bar for each network, in per cent, its seconds beside it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.1 + 0.7 * len(networks)), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    names = list(next(iter(networks.values())))
+    order = sorted(names, key=lambda name: -sum(phases[name] for phases in networks.values()))
+    shades = [f"C{i}" for i in range(len(order))]
+    totals = [sum(phases.values()) for phases in networks.values()]
+    left = [0.0] * len(networks)
+    for name, shade in zip(order, shades, strict=True):
+        parts = [100 * phases[name] / total for phases, total in zip(networks.values(), totals, strict=True)]
+        axes.barh(list(networks), parts, left=left, color=shade, label=name)
+        left = [a + b for a, b in zip(left, parts, strict=True)]
+    for row, total in enumerate(totals):
+        axes.annotate(f"{total:.1f} s", (101, row), va="center", color=INK)
+    axes.set(xlabel="% of a round", xlim=(0, 110))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=len(order), fontsize="small")
     _save(figure, file)
 
 
