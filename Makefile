@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data),)
 export HOLDFAST_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check format clean
+.PHONY: demo test check torture format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
@@ -22,6 +22,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+torture: $(VENV)/.installed-dev
+	$(BIN)/python scripts/torture.py --kills 50
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

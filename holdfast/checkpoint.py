@@ -116,6 +116,8 @@ class Checkpoints:
             except (Damaged, KeyError, ValueError):
                 continue
             named |= {*body["parts"].values(), *body["segments"]}
+        for unfinished in self.folder.glob(".*.tmp"):  # of a process that was killed
+            unfinished.unlink()
         for file in self.folder.glob("[0-9a-f]*"):
             if file.name not in named and not file.name.startswith("round-"):
                 file.unlink()

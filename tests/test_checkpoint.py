@@ -1,8 +1,6 @@
 """Checkpoints: a run that was stopped ends with the same bits, and a damaged checkpoint is noticed."""
 
 import json
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -129,43 +127,56 @@ def test_only_what_changed_is_written_and_only_two_rounds_are_kept(small: dict[s
     assert last < everybody / 3  # two clients of thirty
 
 
-def run_in(folder: Path) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "holdfast", "run", "config.toml", "--out", "run"]
-    return subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_a_killed_run_goes_on_to_the_same_bits() -> None:
+    """The short version of `make torture`: one kill in each kind of place, in both engines."""
+    script = Path(__file__).parents[1] / "scripts" / "torture.py"
+    line = [sys.executable, str(script), "--kills", "6", "--seed", "5"]
+    found = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.startswith("6 kills (")
+    assert " 0 did not" in found.stdout
+    assert " 0 in a" not in found.stdout
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(small: dict[str, Any], tmp_path: Path) -> None:
-    """The short version of `make torture`: killed at three moments by chance, then left to finish."""
-    settings = {**small, "method": METHODS[1], "plan": {**small["plan"], "rounds": 3}}
-    for name in ("killed", "whole"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.toml").write_text(to_toml(load_config(settings)))
-    assert run_in(tmp_path / "whole").wait(timeout=300) == 0
-    chance = random.Random(5)
-    for _ in range(3):
-        process = run_in(tmp_path / "killed")
-        record = tmp_path / "killed" / "run" / "record.jsonl"
-        before = len(record.read_bytes()) if record.exists() else 0
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            if record.exists() and len(record.read_bytes()) != before:
-                break
-            time.sleep(0.02)
-        time.sleep(chance.uniform(0, 1))
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=60)
-    line = [sys.executable, "-m", "holdfast", "resume", "run", "--json"]
-    finished = subprocess.run(line, cwd=tmp_path / "killed", capture_output=True, text=True, timeout=300, check=False)
-    assert finished.returncode == 0, finished.stderr
-    killed, whole = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
-    assert (killed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-    records = []
-    for folder in (killed, whole):
-        lines = [json.loads(text) for text in (folder / "record.jsonl").read_text().splitlines()]
-        records.append([{key: value for key, value in text.items() if key != "seconds"} for text in lines])
-    assert records[0] == records[1]
-    assert not (killed / "checkpoint").exists()
+FULL = """
+import resource, sys
+from holdfast import checkpoint
+from holdfast.cli import main
+
+original, calls = checkpoint.Checkpoints.save, 0
+
+def save(*args):
+    global calls
+    calls += 1
+    if calls == 3:  # from now on no file may have more than 10 kB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    original(*args)
+
+checkpoint.Checkpoints.save = save
+sys.argv = ["holdfast", "run", "config.toml", "--out", "run"]
+main()
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(load_config({**small, "method": METHODS[0]})))
+    line = [sys.executable, "-c", FULL]
+    full = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert full.returncode == 2
+    [sentence] = [text for text in full.stderr.splitlines() if "holdfast:" in text]
+    assert "cannot write run/checkpoint/" in sentence
+    assert "make room" in sentence
+    assert "Traceback" not in full.stderr
+    line = [sys.executable, "-m", "holdfast", "resume", "run"]
+    resumed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on after round 2" in resumed.stderr
+    whole = federation_of({**small, "method": METHODS[0]})
+    lines = lines_of(list(play(whole, Serial())))
+    record = [json.loads(text) for text in (tmp_path / "run" / "record.jsonl").read_text().splitlines()]
+    assert json.loads(json.dumps(lines)) == [{k: v for k, v in one.items() if k != "seconds"} for one in record]
 
 
 def test_ctrl_c_says_how_to_go_on(small: dict[str, Any], tmp_path: Path) -> None:

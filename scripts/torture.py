@@ -1,0 +1,154 @@
+"""Kills runs at random moments and compares what they come to with a run that nobody disturbed.
+
+`python scripts/torture.py [--kills 50] [--seed 0]`. A run kills itself (`kill -9`) a random few milliseconds after a
+random entry into a chosen place: in the middle of a round, of a checkpoint, of a single file's writing, at a task's
+change, in the proxy's work; in both engines in turn. Then it is gone on with until it is killed again or complete.
+The exit code is 1 if any differs in a bit of its model, or in its record or result (but for the seconds)."""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast import checkpoint, rounds
+from holdfast.federation import proxy
+from holdfast.progress import progress_bar
+
+CONFIG = """
+[data]
+name = "glyphs"
+classes = 6
+train_per_class = 12
+test_per_class = 6
+size = 16
+
+[plan]
+tasks = 3
+clients = 6
+join_per_task = 2
+selected = 4
+rounds = 3
+move_on = 0.7
+memory = 12
+
+[train]
+epochs = 2
+batch = 16
+
+[method]
+name = "lga"
+iterations = 10
+perturb_steps = 10
+"""
+KILLS_A_RUN = 5
+PLACES: dict[str, tuple[Any, str]] = {
+    "round": (rounds, "_round"),
+    "checkpoint": (checkpoint.Checkpoints, "save"),
+    "file": (os, "replace"),  # between the writing of a temporary file and its getting its name
+    "task change": (rounds, "_grow"),
+    "proxy": (proxy.PrototypeProxy, "judge"),
+}
+
+
+def die_in(place: str, entry: int, delay: float) -> None:
+    """Arranges that this process kills itself `delay` seconds after it has entered a place for this time."""
+    owner, name = PLACES[place]
+    original: Callable[..., Any] = getattr(owner, name)
+    entries = 0
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal entries
+        entries += 1
+        if entries == entry:
+            threading.Thread(target=_die, args=[delay], daemon=True).start()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, watched)
+
+
+def _die(delay: float) -> None:
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(folder: Path, engine: str, kill: tuple[str, int, float] | None) -> int:
+    """Runs, or goes on with, the run in `folder`; the exit code is -9 if it was killed."""
+    moment = [] if kill is None else ["--die", *map(str, kill)]
+    command = [sys.executable, __file__, *moment, "--victim", str(folder), engine]
+    return subprocess.run(command, capture_output=True, timeout=600, check=False).returncode
+
+
+def outcome(folder: Path) -> tuple[bytes, Any, Any]:
+    """All that must be equal."""
+    record = [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
+    for line in record:
+        del line["seconds"]
+    result = json.loads((folder / "result.json").read_text())
+    return (folder / "model.safetensors").read_bytes(), record, {k: v for k, v in result.items() if "seconds" not in k}
+
+
+def torture(kills: int, seed: int) -> int:
+    chance, done, wrong, places = random.Random(seed), 0, 0, dict.fromkeys(PLACES, 0)
+    with tempfile.TemporaryDirectory() as top, progress_bar() as bar:
+        task = bar.add_task("kills", total=kills)
+        (Path(top) / "config.toml").write_text(CONFIG)
+        assert start(Path(top) / "whole", "serial", None) == 0
+        whole = outcome(Path(top) / "whole")
+        number = 0
+        while done < kills:
+            number += 1
+            folder, engine = Path(top) / f"run-{number}", ("serial", "pool")[number % 2]
+            survived = mine = 0
+            while mine < KILLS_A_RUN and done < kills and survived < 3 and not (folder / "result.json").exists():
+                place = list(PLACES)[(done + number) % len(PLACES)]
+                entry = chance.randint(1, 30 if place == "file" else 3)
+                delay = chance.choice([0, 0.002, 0.02, 0.2]) * chance.random()
+                code = start(folder, engine, (place, entry, delay))
+                if code == -signal.SIGKILL:
+                    mine, done = mine + 1, done + 1
+                    places[place] += 1
+                    bar.advance(task)
+                elif code == 0:
+                    survived += 1
+                else:
+                    print(f"run {number} stopped with exit code {code} when killed in {place}")
+                    return 1
+            if start(folder, engine, None) != 0 or outcome(folder) != whole:
+                wrong += 1
+                print(f"run {number} ({engine}, {mine} kills) differs")
+    where = ", ".join(f"{count} in a {place}" for place, count in places.items())
+    print(f"{done} kills ({where}) of {number} runs: {number - wrong} ended with the same bits, {wrong} did not")
+    return int(wrong > 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--die", nargs=3)
+    parser.add_argument("--victim", nargs=2)
+    given = parser.parse_args()
+    if given.victim is None:
+        return torture(given.kills, given.seed)
+    if given.die:
+        die_in(given.die[0], int(given.die[1]), float(given.die[2]))
+    from holdfast.cli import app
+
+    folder, engine = given.victim
+    config = str(Path(folder).parent / "config.toml")
+    settings = ["--set", f"run.engine={engine}", "--set", "run.workers=2"]
+    app(["run", config, *settings, "--out", folder], standalone_mode=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
