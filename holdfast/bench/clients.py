@@ -23,6 +23,7 @@ from holdfast.results.record import Record
 from holdfast.rounds import play
 
 SIZES = [30, 300, 3_000, 30_000, 100_000]
+IMAGES = 40  # a class
 BOUND = 1.3
 IDLE = 10_000  # bytes that a client more may cost
 
@@ -59,7 +60,7 @@ def play_one(clients: int) -> dict[str, Any]:
     """Two tasks of LGA, all rounds with record and checkpoint; every client holds the same images."""
     config = load_config(
         {
-            "data": {"name": "glyphs", "classes": 10, "train_per_class": 40, "test_per_class": 20, "size": 32},
+            "data": {"name": "glyphs", "classes": 10, "train_per_class": IMAGES, "test_per_class": 20, "size": 32},
             "plan": {
                 "tasks": 2,
                 "clients": clients,

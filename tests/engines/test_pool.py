@@ -15,11 +15,13 @@ from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, choose_engine, plan_of
+from holdfast.methods import METHODS
 from holdfast.rounds import Federation, play
 
-METHODS: list[dict[str, Any]] = [
+QUICK = {"iterations": 3, "perturb_steps": 2}
+EVERY: list[dict[str, Any]] = [
     {"name": "fedavg", "replay": True},
-    {"name": "lga", "iterations": 3, "perturb_steps": 2},
+    *({"name": name, **(QUICK if name.startswith("lga") else {})} for name in METHODS),
 ]
 
 
@@ -40,7 +42,7 @@ def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) 
     return federation, lines
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", EVERY, ids=lambda method: method["name"])
 def test_a_pool_gives_the_serial_bits(small: dict[str, Any], method: dict[str, Any]) -> None:
     settings = {**small, "method": method}
     serial, lines = played(settings, Serial())
@@ -53,7 +55,7 @@ def test_a_pool_gives_the_serial_bits(small: dict[str, Any], method: dict[str, A
 
 
 def test_a_killed_worker_changes_nothing_but_the_time(small: dict[str, Any]) -> None:
-    settings = {**small, "plan": {**small["plan"], "tasks": 2, "rounds": 1}, "method": METHODS[0]}
+    settings = {**small, "plan": {**small["plan"], "tasks": 2, "rounds": 1}, "method": EVERY[0]}
     serial, lines = played(settings, Serial())
     pooled, same = played(settings, None, kill=True)
     assert same == lines
