@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.engines import Engine
 from holdfast.federation.client import ClientWork
 from holdfast.federation.local import World
-from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply
+from holdfast.federation.messages import Inbox, Job, Moment, PrototypeShare, Reply
 from holdfast.federation.passes import Question
 from holdfast.federation.population import Population
 from holdfast.federation.proxy import Proxy
@@ -70,10 +70,11 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
     with clock("observe"):
         _settle(federation, number, ask, over=False)
         detection = _detect(federation, number, partial(ask, "entropies"))
+    with clock("visit"):
+        visits = _visit(federation, engine, work, number, "begin") if grown else Sent()
     with clock("train"):
         selected = plan.selected[number]
-        job = _job(federation, number)
-        inbox = Inbox(job, federation.proxy.teachers(server.latest_growth))
+        job, inbox = _messages(federation, number, "train")
         replies: list[Reply] = []
         shares: list[PrototypeShare] = []
         for state, reply, share in engine.map(work, [population.state(c) for c in selected], [inbox] * len(selected)):
@@ -83,11 +84,13 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
             tick()
     with clock("aggregate"):
         server.aggregate(replies, federation.weighting)
+    if plan.ends_task(number):
+        with clock("remember"):
+            _settle(federation, number, ask, over=True)
+        with clock("finish"):
+            visits += _visit(federation, engine, work, number, "finish")
     with clock("proxy"):
         judged = federation.proxy.judge(number, server.registry.growths, server.weights, shares)
-    with clock("remember"):
-        if plan.ends_task(number):
-            _settle(federation, number, ask, over=True)
     with clock("evaluate"):
         seen = plan.seen(number)
         world = federation.world
@@ -104,7 +107,11 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
         "detector": detection,
         "proxy": judged,
         "bytes": {
-            "server": {"down": job.size * len(selected), "up": sum(reply.size for reply in replies)},
+            "server": {
+                "down": job.size * len(selected) + visits.down,
+                "up": sum(reply.size for reply in replies),
+                "extras": visits.extras,
+            },
             "proxy": {
                 "encoder": federation.proxy.welcome(int((plan.joined == number).sum())),
                 "teachers": inbox.teachers.size * len(selected),
@@ -188,7 +195,37 @@ def _settle(federation: Federation, number: int, ask: Callable[[str, Tensor], Te
         federation.population.settle(2 * number + over, current + over, partial(ask, "features"))
 
 
-def _job(federation: Federation, number: int) -> Job:
+@dataclass(frozen=True)
+class Sent:
+    """The bytes of visits. Teachers are not sent again: a round's clients have them."""
+
+    down: int = 0
+    extras: int = 0
+
+    def __add__(self, other: "Sent") -> "Sent":
+        return Sent(self.down + other.down, self.extras + other.extras)
+
+
+def _visit(federation: Federation, engine: Engine, work: ClientWork, number: int, moment: Moment) -> Sent:
+    """Asks the round's clients for what the method wants to know beyond their models, if anything, and tells it."""
+    method, population = federation.world.method, federation.population
+    if not method.visits(moment):
+        return Sent()
+    selected = federation.world.plan.selected[number]
+    job, inbox = _messages(federation, number, moment)
+    outcomes = engine.map(work, [population.state(c) for c in selected], [inbox] * len(selected))
+    replies = [reply for _, reply, _ in outcomes]
+    extras = [reply.extras for reply in replies if reply.extras]
+    method.merge(federation.server.model, extras, federation.world.seed, number)
+    return Sent(job.size * len(selected), sum(reply.extra_size for reply in replies))
+
+
+def _messages(federation: Federation, number: int, moment: Moment) -> tuple[Job, Inbox]:
+    job = _job(federation, number, moment)
+    return job, Inbox(job, federation.proxy.teachers(federation.server.latest_growth))
+
+
+def _job(federation: Federation, number: int, moment: Moment) -> Job:
     """The job of a round. A server that is told nothing counts from the last growth, a round after the classes came."""
     cycle = federation.world.plan.rounds_per_task
     since = number % cycle
@@ -197,7 +234,7 @@ def _job(federation: Federation, number: int) -> Job:
         since = min(number - federation.last_growth, cycle - 1)
     weights = {name: tensor.clone() for name, tensor in federation.server.weights.items()}
     step = 1 / cycle
-    return Job(number, since * step, step, federation.server.registry, weights)
+    return Job(number, since * step, step, federation.server.registry, weights, moment)
 
 
 def _scores(federation: Federation, number: int, counts: Counts) -> dict[str, Any]:

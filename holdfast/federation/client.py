@@ -36,11 +36,18 @@ class ClientWork:
         samples = len(local.everything)
         if not samples:
             return state, Reply(), ()
+        if job.moment != "train":
+            ask = self.world.method.begin_task if job.moment == "begin" else self.world.method.finish_task
+            model.eval()
+            return state, Reply(samples=samples, extras=ask(local)), ()
         sums: dict[str, Tensor] = {}
         count = 0
         for stage in self.world.method.stages(local):
             count += train(self.world.method, local, stage, sums)
-        weights = {name: tensor.detach().clone() for name, tensor in local.model.state_dict().items()}
+        fixed = self.world.method.fixed(local.model)
+        weights = {
+            name: tensor.detach().clone() for name, tensor in local.model.state_dict().items() if name not in fixed
+        }
         losses = {name: float(total) / count for name, total in sums.items()}
         self._check_finite(state, job, weights)
         state, shares = self.world.method.share(local)
@@ -91,6 +98,8 @@ def train(method: "Method", local: Local, stage: Stage, sums: dict[str, Tensor])
             stage.optimiser.zero_grad()
             losses = method.loss(local, batch)
             torch.stack(list(losses.values())).sum().backward()
+            if stage.clamp is not None:
+                torch.nn.utils.clip_grad_value_(local.model.parameters(), stage.clamp)
             stage.optimiser.step()
             count += 1
             for name, value in losses.items():

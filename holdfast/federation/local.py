@@ -70,6 +70,7 @@ class Stage:
     batches: Callable[[int], Iterable[Batch]]  # by epoch
     optimiser: torch.optim.Optimizer
     rate: Callable[[int], float]  # learning rate by epoch
+    clamp: float | None = None  # the largest entry of a gradient that is let through
 
 
 @dataclass(frozen=True)

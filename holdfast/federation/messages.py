@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import load as _load_tensors
 from safetensors.torch import save as _save_tensors
@@ -15,6 +15,8 @@ from holdfast.federation.registry import Registry
 
 Weights = Mapping[str, Tensor]
 Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # a part of some role's memory, as `pack` takes it
+# What a selected client is asked for: before a task's training, to train, or after a task's last round.
+Moment = Literal["begin", "train", "finish"]
 COUNT_BYTES = 8  # of an integer on the wire
 
 
@@ -34,6 +36,11 @@ def unpack(kind: str, blob: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return _load_tensors(blob), facts
 
 
+def _part(prefix: str, tensors: Weights) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without the beginning."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def tensor_bytes(tensors: Weights) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
@@ -47,6 +54,7 @@ class Job:
     step: float  # how much of it this round is
     registry: Registry
     weights: Weights
+    moment: Moment = "train"
 
     @property
     def size(self) -> int:
@@ -59,6 +67,7 @@ class Job:
             "step": self.step,
             "names": self.registry.names,
             "growths": self.registry.growths,
+            "moment": self.moment,
         }
         return pack("job", self.weights, facts)
 
@@ -66,7 +75,15 @@ class Job:
     def from_bytes(blob: bytes) -> "Job":
         weights, facts = unpack("job", blob)
         registry = Registry(tuple(facts["names"]), tuple(facts["growths"]))
-        return Job(facts["round"], facts["progress"], facts["step"], registry, weights)
+        return Job(facts["round"], facts["progress"], facts["step"], registry, weights, facts["moment"])
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a client tells the global server beyond its model: of one kind, and never averaged by accident."""
+
+    kind: str  # class sums, bias, importances, ...
+    tensors: Weights
 
 
 @dataclass(frozen=True)
@@ -76,18 +93,27 @@ class Reply:
     weights: Weights = field(default_factory=dict)
     samples: int = 0
     losses: Mapping[str, float] = field(default_factory=dict)  # mean of each term over the round's batches
+    extras: Extras | None = None
 
     @property
     def size(self) -> int:
         return tensor_bytes(self.weights)
 
+    @property
+    def extra_size(self) -> int:
+        return tensor_bytes(self.extras.tensors) if self.extras else 0
+
     def to_bytes(self) -> bytes:
-        return pack("reply", self.weights, {"samples": self.samples, "losses": dict(self.losses)})
+        extras = self.extras or Extras("", {})
+        tensors = {f"weights.{name}": tensor for name, tensor in self.weights.items()}
+        tensors |= {f"extras.{name}": tensor for name, tensor in extras.tensors.items()}
+        return pack("reply", tensors, {"samples": self.samples, "losses": dict(self.losses), "extras": extras.kind})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Reply":
-        weights, facts = unpack("reply", blob)
-        return Reply(weights, facts["samples"], facts["losses"])
+        tensors, facts = unpack("reply", blob)
+        weights, extras = _part("weights.", tensors), Extras(facts["extras"], _part("extras.", tensors))
+        return Reply(weights, facts["samples"], facts["losses"], extras if extras.kind else None)
 
 
 @dataclass(frozen=True)
@@ -180,5 +206,5 @@ class State:
     def from_bytes(blob: bytes) -> "State":
         tensors, facts = unpack("state", blob)
         memory = {c: tensors[f"memory.{c}"] for c in facts["memory"]}
-        notes = {name.removeprefix("notes."): t for name, t in tensors.items() if name.startswith("notes.")}
+        notes = _part("notes.", tensors)
         return State(facts["client"], memory, facts["stored"], facts["noticed"], facts["shared"], notes)

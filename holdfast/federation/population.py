@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.memory import herd, quota
+from holdfast.data.memory import quota
 from holdfast.data.timeline import Arrival
 from holdfast.federation.local import World
 from holdfast.federation.messages import Snapshot, State
@@ -73,10 +73,15 @@ class Population:
         grown = {int(client): self._grown(int(client)) for client in behind[again]}
         own = {(client, c): request for client, requests in grown.items() for c, request in requests.items()}
         known = _Known([rows for rows, depth in [*wanted.values(), *own.values()] if depth], features)
-        self.rankings[event] = {key: known.best(*request) for key, request in wanted.items()}
+
+        def best(rows: Tensor, count: int) -> Tensor:
+            order = self.world.method.exemplars(known.of(rows), count) if count else slice(0)
+            return rows[order].int()
+
+        self.rankings[event] = {key: best(*request) for key, request in wanted.items()}
         for client, requests in grown.items():
             state = self.state(client)
-            memory = {**state.memory, **{c: known.best(*requests[c]) for c in requests}}
+            memory = {**state.memory, **{c: best(*requests[c]) for c in requests}}
             share = quota(self.world.memory, len(memory))
             kept = {c: rows[:share] for c, rows in memory.items()}
             self.store(replace(state, memory=kept, stored=state.stored + 1))
@@ -150,7 +155,3 @@ class _Known:
 
     def of(self, rows: Tensor) -> Tensor:
         return self.values[torch.searchsorted(self.rows, rows)]
-
-    def best(self, rows: Tensor, count: int) -> Tensor:
-        """The best exemplars of these images."""
-        return rows[herd(self.of(rows), count)].int() if count else rows[:0].int()

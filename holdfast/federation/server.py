@@ -68,7 +68,8 @@ class Server:
         """Replaces the model by the mean of those clients that trained; keeps it if none did."""
         trained = [reply for reply in replies if reply.weights]
         if trained:
-            self.model.load_state_dict(average(trained, weighting))
+            # What no client sends is fixed, and stays to the bit.
+            self.model.load_state_dict({**self.weights, **average(trained, weighting)})
 
     def confusion(
         self, test: ImageSet, classes: tuple[str, ...], seen: Sequence[int], scores: Callable[[Tensor], Tensor]

@@ -1,6 +1,6 @@
 """Method: what a federated class-incremental learner may change. Its defaults are plain federated averaging."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import torch
@@ -9,9 +9,10 @@ from pydantic.dataclasses import dataclass as settings
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
+from holdfast.data.memory import herd
 from holdfast.data.schedule import Plan
 from holdfast.federation.local import Batch, Local, Preset, Stage
-from holdfast.federation.messages import PrototypeShare, State
+from holdfast.federation.messages import Extras, Moment, PrototypeShare, State
 from holdfast.federation.proxy import NoTeacher, Proxy, ProxyHome
 from holdfast.federation.transition import Detector, Told
 from holdfast.losses import cross_entropy
@@ -87,6 +88,27 @@ class Method:
 
     # on the client
 
+    def exemplars(self, features: Tensor, count: int) -> Tensor:
+        """Which of a class's images (N, d) to keep, best first; by default those that iCaRL's herding takes."""
+        return herd(features, count)
+
+    def begin_task(self, local: Local) -> Extras | None:
+        """Before the training of a round in which the head has grown: what the server needs for its new classes."""
+        return None
+
+    def finish_task(self, local: Local) -> Extras | None:
+        """After a task's last round, under the new global model: a bias, importances, class sums, ..."""
+        return None
+
+    def visits(self, moment: Moment) -> bool:
+        """Are clients asked for extras at this moment? Yes, if the method says what."""
+        name = "begin_task" if moment == "begin" else "finish_task"
+        return getattr(type(self), name) is not getattr(Method, name)
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        """The names of those tensors that clients neither change nor send; by default none."""
+        return frozenset()
+
     def stages(self, local: Local) -> Iterable[Stage]:
         """What a client optimises in a round: by default one stage over its data and its memory."""
         yield local.stage(local.everything)
@@ -100,6 +122,9 @@ class Method:
         return local.state, ()
 
     # on the server
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+        """What the server makes of its clients' extras; by default nothing. Chance comes from seed and round number."""
 
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
         """Scores (B, C) of normalised images; the highest is the prediction."""

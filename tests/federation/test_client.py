@@ -138,7 +138,9 @@ def local_of(federation: Federation, client: int, number: int, state: State) -> 
     from holdfast.rounds import _job
 
     work = ClientWork(federation.world)
-    return Local(federation.world, state, Inbox(_job(federation, number)), federation.server.model, work._frozen)
+    return Local(
+        federation.world, state, Inbox(_job(federation, number, "train")), federation.server.model, work._frozen
+    )
 
 
 def test_data_and_memory_do_not_overlap_and_unknown_classes_are_left_out(small: dict[str, Any]) -> None:
