@@ -114,3 +114,114 @@ def bounded_noise(noise: Tensor, variance: Tensor, radius: float) -> Tensor:
     bound = (radius * variance.sum(dim=-1, keepdim=True)).sqrt()
     length = noise.norm(dim=-1, keepdim=True)
     return noise * torch.where(length > bound, bound / length.clamp(min=TINY), torch.ones_like(length))
+
+
+def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Mean over samples of KL(softmax(teacher/T) || softmax(o/T)) on the teacher's own K first outputs (B, K)."""
+    theirs = (teacher.detach() / temperature).log_softmax(dim=1)
+    mine = (logits[:, : teacher.shape[1]] / temperature).log_softmax(dim=1)
+    return (theirs.exp() * (theirs - mine)).sum(dim=1).mean()
+
+
+def distillation_by_growth(logits: Tensor, teacher: Tensor, temperature: float, growths: list[int]) -> Tensor:
+    """SS-IL: the sum over old growths of T^2 KL, each growth's slice a distribution of its own."""
+    slices = zip(logits[:, : sum(growths)].split(growths, dim=1), teacher.split(growths, dim=1), strict=True)
+    terms = [temperature**2 * distillation(mine, theirs, temperature) for mine, theirs in slices]
+    return torch.stack(terms).sum()
+
+
+def separated_cross_entropy(logits: Tensor, labels: Tensor, old: int) -> Tensor:
+    """SS-IL: new samples compete among new classes, old samples among the `old` first; both over the whole batch."""
+    fresh = labels >= old
+    terms = logits.new_zeros(())
+    if fresh.any():
+        terms = terms + F.cross_entropy(logits[fresh][:, old:], labels[fresh] - old, reduction="sum")
+    if not fresh.all():
+        terms = terms + F.cross_entropy(logits[~fresh][:, :old], labels[~fresh], reduction="sum")
+    return terms / len(labels)
+
+
+def nca(scores: Tensor, labels: Tensor) -> Tensor:
+    """PODNet's loss as shipped: -s_y + log(1 + sum of e^s_j over the others), after the largest score is taken off,
+    which has a slope too, or a common shift of all scores would count. The shipped margin is left out, because it is
+    taken from every class and so changes nothing."""
+    shifted = scores - scores.amax(dim=1, keepdim=True)
+    own = shifted.gather(1, labels[:, None]).squeeze(1)
+    others = shifted.exp().sum(dim=1) - own.exp()
+    return (torch.log1p(others.clamp(min=0)) - own).mean()
+
+
+def pod_spatial(maps: list[Tensor], teacher: list[Tensor]) -> Tensor:
+    """PODNet: the distance of squared maps (B, c, h, w) summed over their width and over their height, each vector of
+    unit length; the mean over samples and stages."""
+    return torch.stack(
+        [_distance(_pooled(mine), _pooled(theirs.detach())).mean() for mine, theirs in zip(maps, teacher, strict=True)]
+    ).mean()
+
+
+def _pooled(map_: Tensor) -> Tensor:
+    squares = map_.square()
+    both = torch.cat([squares.sum(dim=3).flatten(1), squares.sum(dim=2).flatten(1)], dim=1)
+    return F.normalize(both, dim=1)
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """Euclidean over the last axis, with slope zero where it is zero (methods.md, 2.9)."""
+    distance: Tensor = ((a - b).square().sum(dim=-1) + TINY).sqrt() - TINY**0.5
+    return distance
+
+
+def pod_flat(features: Tensor, teacher: Tensor) -> Tensor:
+    """PODNet: mean of 1 - cos of features (B, d)."""
+    return (1 - F.cosine_similarity(features, teacher.detach(), dim=1)).mean()
+
+
+def channel_discrepancy(maps: list[Tensor], teacher: list[Tensor], importance: list[Tensor]) -> Tensor:
+    """AFC: per channel the distance of squared maps of unit length, weighted by its importance (c,); the mean over
+    samples, channels and stages."""
+    terms = []
+    for mine, theirs, weight in zip(maps, teacher, importance, strict=True):
+        a, b = (F.normalize(m.square().flatten(2), dim=2) for m in (mine, theirs.detach()))
+        terms.append((weight * _distance(a, b)).mean())
+    return torch.stack(terms).mean()
+
+
+def neighbour_cross_entropy(logits: Tensor, labels: Tensor, neighbours: Tensor) -> Tensor:
+    """DDE: -ln of the mean of a sample's own probability and its neighbours' mean one (B,), which has no gradient."""
+    own = logits.softmax(dim=1).gather(1, labels[:, None]).squeeze(1)
+    return -((own + neighbours.detach()) / 2 + TINY).log().mean()
+
+
+def geodesic_flow(start: Tensor, end: Tensor) -> Tensor:
+    """GeoDL's kernel G (d, d): the integral over the geodesic between two n-dimensional subspaces of the projections on
+    them, in closed form. `start` and `end` (d, n) are orthonormal bases, in float64."""
+    u, cosines, vt = torch.linalg.svd(start.T @ end)
+    cosines = cosines.clamp(-1, 1)
+    angles = torch.arccos(cosines)
+    sines = (1 - cosines.square()).clamp(min=0).sqrt()
+    q = start @ u
+    r = torch.where(sines > 1e-6, (end @ vt.T - q * cosines) / sines.clamp(min=1e-6), 0.0)
+    small = angles < 1e-4
+    safe = torch.where(small, 1.0, angles)
+    ratio = torch.where(small, 1 - (2 * angles) ** 2 / 6, torch.sin(2 * safe) / (2 * safe))
+    first, third = (1 + ratio) / 2, (1 - ratio) / 2
+    second = torch.where(small, angles / 2, (1 - torch.cos(2 * safe)) / (4 * safe))
+    cross = (q * second) @ r.T
+    kernel: Tensor = (q * first) @ q.T + cross + cross.T + (r * third) @ r.T
+    return kernel
+
+
+def geodesic_distance(features: Tensor, teacher: Tensor, kernel: Tensor) -> Tensor:
+    """GeoDL: mean of 1 - z'Gz* / sqrt(z'Gz z*'Gz*) over unit features (B, d) of student and teacher."""
+    z, old = F.normalize(features, dim=1), F.normalize(teacher.detach(), dim=1)
+    z, old = z.double(), old.double()
+    cross = ((z @ kernel) * old).sum(dim=1)
+    lengths = ((z @ kernel) * z).sum(dim=1) * ((old @ kernel) * old).sum(dim=1)
+    return (1 - cross / lengths.clamp(min=TINY).sqrt()).mean().to(features.dtype)
+
+
+def subspace(features: Tensor, size: int) -> Tensor:
+    """An orthonormal basis (d, size) of the directions in which these unit features (B, d) lie, in float64."""
+    unit = F.normalize(features.detach(), dim=1).double()
+    basis: Tensor = torch.linalg.svd(unit, full_matrices=False)[2][:size].T
+    return basis

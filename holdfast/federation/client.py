@@ -31,7 +31,7 @@ class ClientWork:
 
     def __call__(self, state: State, inbox: Inbox) -> Outcome:
         job = inbox.job
-        model = self._load("student", job.registry.growths, job.weights).train()
+        model = self._load("student", job.registry.growths, job.weights).train().requires_grad_(True)
         local = Local(self.world, state, inbox, model, self._frozen)
         samples = len(local.everything)
         if not samples:

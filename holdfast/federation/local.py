@@ -108,6 +108,7 @@ class Local:
         self.positions = self.registry.positions(world.classes)
         self.growth_of = self.registry.growth_of.to(world.device)
         self._teachers, self._frozen = inbox.teachers, frozen
+        self.scratch: dict[str, Tensor] = {}  # what a method finds once and uses in every batch of this job
 
     @cached_property
     def teacher(self) -> IncrementalModel | None:
@@ -115,10 +116,18 @@ class Local:
         arrivals = self.world.plan.arrivals[self.state.client][: self.state.noticed]
         known = self.positions[[c for arrival in arrivals for c in arrival.classes]]
         known = known[known >= 0]
-        growth = self._teachers.before(int(self.registry.growth_of[known].max())) if len(known) else None
-        if growth is None:
+        return self._before(int(self.registry.growth_of[known].max())) if len(known) else None
+
+    @cached_property
+    def predecessor(self) -> IncrementalModel | None:
+        """The old model for methods that know when a task begins: the last of the growth before the newest."""
+        return self._before(len(self.registry.growths) - 1)
+
+    def _before(self, growth: int) -> IncrementalModel | None:
+        older = self._teachers.before(growth)
+        if older is None:
             return None
-        return self._frozen("teacher", self.registry.growths[: growth + 1], self._teachers.models[growth])
+        return self._frozen("teacher", self.registry.growths[: older + 1], self._teachers.models[older])
 
     @cached_property
     def broadcast(self) -> IncrementalModel:
@@ -155,9 +164,19 @@ class Local:
         now = self.data[self.world.train.labels[self.data] == c]
         return now if len(now) else self.state.memory.get(c, now).long()
 
-    def features(self, model: IncrementalModel, rows: Tensor) -> Tensor:
-        """The features (N, d) of these images under a model, on the CPU."""
-        return one_pass(model, self.world.train, self.world.transform, rows, lambda pixels: model(pixels).features)
+    @cached_property
+    def exemplars(self) -> Tensor:
+        """Everything in the client's memory, of classes it still has data of as well: balanced, once a task is over."""
+        return self._known(torch.cat([*self.state.memory.values(), torch.empty(0, dtype=torch.int64)]).long())
+
+    def features(self, model: IncrementalModel, rows: Tensor, mirrored: bool = False) -> Tensor:
+        """The features (N, d) of these images, or of their mirror images, under a model, on the CPU."""
+
+        def question(pixels: Tensor) -> Tensor:
+            features: Tensor = model(pixels.flip(3) if mirrored else pixels).features
+            return features
+
+        return one_pass(model, self.world.train, self.world.transform, rows, question)
 
     def _known(self, rows: Tensor) -> Tensor:
         """Those of `rows` whose class has a place in the head."""
@@ -172,9 +191,16 @@ class Local:
         order = torch.randperm(len(rows), generator=self.generator("batches", epoch))
         augment = self.generator("augment", epoch)
         for chosen in rows[order].split(self.world.training.batch):
-            images = self.world.train.images[chosen].to(self.world.device)
-            labels = self.positions[self.world.train.labels[chosen]].to(self.world.device)
-            yield Batch(self.world.transform.augmented(images, augment), labels, chosen)
+            yield self.augmented(chosen, augment)
+
+    def labels_of(self, rows: Tensor) -> Tensor:
+        """The head positions of these images' classes, on the device."""
+        return self.positions[self.world.train.labels[rows]].to(self.world.device)
+
+    def augmented(self, rows: Tensor, rng: torch.Generator) -> Batch:
+        """One batch of these images, augmented."""
+        images = self.world.train.images[rows].to(self.world.device)
+        return Batch(self.world.transform.augmented(images, rng), self.labels_of(rows), rows)
 
     def stage(self, rows: Tensor) -> Stage:
         """Ordinary local training over `rows`: SGD on all parameters, at the rate of this part of the task."""

@@ -157,14 +157,14 @@ class ProxySettings:
 
     capacity: int  # class outputs of the encoding network
     iterations: int  # of L-BFGS
-    start: str  # smooth or white
-    rate: float  # of L-BFGS
-    snapshots: int  # last iterates that count as prototypes (D28: 1)
     augmented: int  # features made of each prototype, upsilon; 0: none but its own
-    radius: float  # xi
-    root: bool  # omega as the square root of the mean variance (N8)
-    patience: int  # first rounds of a growth that count for nothing
-    select: bool  # the best model; if not, the last
+    start: str = "smooth"  # or white
+    rate: float = 1.0  # of L-BFGS
+    snapshots: int = 1  # last iterates that count as prototypes (D28: 1)
+    radius: float = 0.1  # xi
+    root: bool = False  # omega as the square root of the mean variance (N8)
+    patience: int = 1  # first rounds of a growth that count for nothing
+    select: bool = True  # the best model; if not, the last
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,13 @@ class Auto:
         return len(before) > self.pause and all(together(then, now) < limit for then in before)
 
 
+def detector_of(kind: str, plan: Plan) -> Detector:
+    """The detector of a name: auto, fixed or oracle."""
+    if kind == "oracle":
+        return Told(plan)
+    return Fixed() if kind == "fixed" else Auto()
+
+
 def together(a: np.ndarray, b: np.ndarray) -> float:
     """The correlation of two rounds' entropies, image by image, apart from slow trends (classes come in blocks); 1 if
     either has nothing but trends, which tells no change."""

@@ -1,9 +1,22 @@
 """METHODS: an explicit table, name -> class."""
 
+from holdfast.methods.afc import AFC
 from holdfast.methods.base import Method
+from holdfast.methods.bic import BiC
+from holdfast.methods.dde import DDE
+from holdfast.methods.dytox import DyTox
 from holdfast.methods.fedavg import FedAvg
+from holdfast.methods.fedprox import FedProx
+from holdfast.methods.geodl import GeoDL
+from holdfast.methods.glfc import GLFC
+from holdfast.methods.icarl import ICaRL
 from holdfast.methods.joint import Joint
 from holdfast.methods.lga import LGA, LGAPaper
 from holdfast.methods.lga_code import LGACode
+from holdfast.methods.podnet import PODNet
+from holdfast.methods.ssil import SSIL
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (FedAvg, Joint, LGA, LGAPaper, LGACode)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls
+    for cls in (FedAvg, FedProx, Joint, ICaRL, BiC, PODNet, DDE, GeoDL, SSIL, DyTox, AFC, GLFC, LGA, LGAPaper, LGACode)
+}

@@ -4,22 +4,19 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast import losses
-from holdfast.data.schedule import Plan, new_classes
+from holdfast.data.schedule import Plan
 from holdfast.errors import HoldfastError
 from holdfast.federation.local import Batch, Local, Preset
 from holdfast.federation.messages import PrototypeShare, State
-from holdfast.federation.passes import frozen
+from holdfast.federation.prototypes import Perturbation, share_prototypes
 from holdfast.federation.proxy import AnyRound, PrototypeProxy, Proxy, ProxyHome, ProxySettings
-from holdfast.federation.transition import Auto, Detector, Fixed, Told
+from holdfast.federation.transition import Detector, detector_of
 from holdfast.methods.base import BCE, CE, STRICT, Losses, Method
-from holdfast.privacy.encode import prototype_gradients
-from holdfast.privacy.perturb import perturb
 from holdfast.seeding import torch_generator
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -110,9 +107,7 @@ class LGA(Method):
         return self.shares == "when_selected"
 
     def build_detector(self, plan: Plan) -> Detector:
-        if self.detector == "oracle":
-            return Told(plan)
-        return Fixed() if self.detector == "fixed" else Auto()
+        return detector_of(self.detector, plan)
 
     def build_proxy(self, home: ProxyHome) -> Proxy:
         if not self.psr:
@@ -177,55 +172,10 @@ class LGA(Method):
         return form(logits, soft, weights)
 
     def share(self, local: Local) -> tuple[State, tuple[PrototypeShare, ...]]:
-        """Prototypes of all classes that the client has noticed and not yet shared, once their places are known."""
-        state, world = local.state, local.world
-        waiting = new_classes(world.plan.arrivals[state.client], state.shared, state.noticed)
-        if not self.psr or not waiting or int(local.positions[waiting].min()) < 0:
-            return state, ()
-        done = replace(state, shared=state.noticed)
-        rows = {c: local.images_of(c) for c in waiting}
-        rows = {c: mine for c, mine in rows.items() if len(mine)}
-        if not rows:
-            return done, ()
-        labels = local.positions[list(rows)].to(world.device)
-        with frozen(local.model):
-            features = {c: local.features(local.model, mine) for c, mine in rows.items()}
-            chosen = torch.stack([mine[nearest_to_mean(features[c])] for c, mine in rows.items()])
-            images = world.train.images[chosen].to(world.device).float().div(255)
-            if self.npb:
-                deviations = [features[c].var(dim=0, correction=0).sqrt() for c in rows]
-                images = perturb(
-                    local.model,
-                    world.transform,
-                    images,
-                    labels,
-                    torch.stack(deviations).to(world.device),
-                    noise=self.latent_noise,
-                    steps=self.perturb_steps,
-                    rate=self.perturb_rate,
-                    rng=local.generator("perturb"),
-                )
-        assert world.encoder is not None
-        gradients = {name: g.cpu() for name, g in prototype_gradients(world.encoder, images, labels).items()}
-        shares = []
-        for i, mine in enumerate(rows.values()):
-            # Under the broadcast model, because variances of different local models cannot be put together (N12).
-            variance = local.features(local.broadcast, mine).var(dim=0, correction=0)
-            shares.append(PrototypeShare({name: g[i].clone() for name, g in gradients.items()}, len(mine), variance))
-        kept = {
-            "prototype.rows": chosen.int(),
-            "prototype.perturbed": images.mul(255).round().byte().cpu(),
-            "prototype.fingerprint": torch.stack(
-                [torch.tensor(list(s.fingerprint), dtype=torch.uint8) for s in shares]
-            ),
-        }
-        return replace(done, notes={**state.notes, **kept}), tuple(shares)
-
-
-def nearest_to_mean(features: Tensor) -> int:
-    """The image whose unit feature (N, d) is nearest to the mean of them all."""
-    unit = F.normalize(features, dim=1)
-    return int((unit - unit.mean(dim=0)).square().sum(dim=1).argmin())
+        if not self.psr:
+            return local.state, ()
+        perturbation = Perturbation(self.latent_noise, self.perturb_steps, self.perturb_rate)
+        return share_prototypes(local, perturbation if self.npb else None)
 
 
 @dataclass(frozen=True, config=STRICT)

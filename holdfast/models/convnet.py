@@ -12,10 +12,11 @@ class ConvNet(nn.Module):
     """3x3 convolution, norm, ReLU and 2x2 max-pool, four times (32-64-128-128), then the mean over pixels."""
 
     features = 128
+    channels = (32, 64, 128, 128)
 
     def __init__(self, image_size: int, norm: str) -> None:
         super().__init__()
-        widths = [3, 32, 64, 128, 128]
+        widths = [3, *self.channels]
         self.convs = nn.ModuleList(conv(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, width) for width in widths[1:])
 

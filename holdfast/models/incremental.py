@@ -34,7 +34,7 @@ class IncrementalModel(nn.Module):
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__()
         with torch.device("meta"):
-            self.backbone = BACKBONES[spec.backbone](spec.image_size, spec.norm)
+            self.backbone: nn.Module = BACKBONES[spec.backbone](spec.image_size, spec.norm)
         self.features: int = BACKBONES[spec.backbone].features
         materialise(self.backbone, rng)
         self.blocks = nn.ModuleList()
@@ -47,10 +47,14 @@ class IncrementalModel(nn.Module):
 
     def grow(self, classes: int, rng: torch.Generator) -> None:
         """Appends a block of new classes; old logits keep their bits, which one wider matrix would not promise."""
+        self.blocks.append(self.new_block(classes, rng).to(next(self.backbone.parameters()).device))
+
+    def new_block(self, classes: int, rng: torch.Generator) -> nn.Module:
+        """The part of the head that is for new classes: features (B, d) to their logits."""
         with torch.device("meta"):
             block = nn.Linear(self.features, classes)
         materialise(block, rng)
-        self.blocks.append(block.to(next(self.backbone.parameters()).device))
+        return block
 
     def classify(self, features: Tensor) -> Tensor:
         """Features (B, d) to logits (B, C)."""

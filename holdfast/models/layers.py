@@ -22,11 +22,14 @@ def initialise(module: nn.Module, rng: torch.Generator) -> None:
         if isinstance(part, nn.Conv2d):
             fan_out = part.out_channels * part.kernel_size[0] * part.kernel_size[1]
             part.weight.normal_(0.0, math.sqrt(2 / fan_out), generator=rng)
+            if part.bias is not None:
+                part.bias.zero_()
         elif isinstance(part, nn.Linear):
             bound = 1 / math.sqrt(part.in_features)
             part.weight.uniform_(-bound, bound, generator=rng)
-            part.bias.uniform_(-bound, bound, generator=rng)
-        elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm):
+            if part.bias is not None:
+                part.bias.uniform_(-bound, bound, generator=rng)
+        elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             part.weight.fill_(1.0)
             part.bias.zero_()
             if isinstance(part, nn.BatchNorm2d):
@@ -37,3 +40,13 @@ def materialise(module: nn.Module, rng: torch.Generator) -> None:
     """Gives a module that was built on the meta device (which draws nothing) its memory and its first values."""
     module.to_empty(device="cpu")
     initialise(module, rng)
+    for part in module.modules():
+        if isinstance(part, Particular):
+            part.begin()
+
+
+class Particular(nn.Module):
+    """A module that wants first values of its own."""
+
+    def begin(self) -> None:
+        raise NotImplementedError

@@ -31,13 +31,14 @@ class ResNet18(nn.Module):
     """Four stages of two blocks, 64 to 512 channels, and a 512-d mean-pooled feature."""
 
     features = 512
+    channels = (64, 128, 256, 512)
 
     def __init__(self, image_size: int, norm: str) -> None:
         super().__init__()
         self.large = image_size > SMALL
         self.stem = conv(3, 64, size=7, stride=2) if self.large else conv(3, 64)
         self.stem_norm = norm_layer(norm, 64)
-        widths = [64, 64, 128, 256, 512]
+        widths = [64, *self.channels]
         self.stages = nn.ModuleList(
             nn.ModuleList([Block(a, b, 1 if i == 0 else 2, norm), Block(b, b, 1, norm)])
             for i, (a, b) in enumerate(pairwise(widths))

@@ -14,7 +14,15 @@ from holdfast.experiment import build_federation, plan_of
 from holdfast.methods import METHODS
 from holdfast.rounds import play
 
-VARIANTS: list[dict[str, Any]] = [*({"name": name} for name in METHODS), {"name": "fedavg", "replay": True}]
+SMALL: dict[str, dict[str, Any]] = {"dytox": {"width": 32, "heads": 4, "depth": 2}}  # made for GPUs
+VARIANTS: list[dict[str, Any]] = [
+    *({"name": name, **SMALL.get(name, {})} for name in METHODS),
+    {"name": "fedavg", "replay": True},
+    {"name": "icarl", "inference": "nme"},
+    {"name": "dytox", **SMALL["dytox"], "encoder": "network"},
+    {"name": "bic", "keep_all": True},
+]
+LR = {"dytox": 0.003}
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
@@ -31,7 +39,7 @@ def test_learns_above_chance_and_leaves_global_generators_alone(method: dict[str
             "class_share": 1.0,
             "memory": 40,
         },
-        "train": {"epochs": 3, "batch": 16},
+        "train": {"epochs": 3, "batch": 16, **({"lr": LR[method["name"]]} if method["name"] in LR else {})},
     }
     config = load_config(settings)
     data = load_data(config.data)

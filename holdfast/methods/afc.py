@@ -1,0 +1,124 @@
+"""AFC (Kang et al., 2022, Class-Incremental Learning by Knowledge Distillation with Adaptive Feature Consolidation)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.messages import Extras
+from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
+from holdfast.losses import channel_discrepancy, nca
+from holdfast.methods import shared
+from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.models import BACKBONES
+from holdfast.models.heads import ProxyModel
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+
+
+class ImportantModel(ProxyModel):
+    """Proxies, and how much each channel of each stage matters to what has been learned."""
+
+    def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
+        super().__init__(spec, rng)
+        for stage, channels in enumerate(BACKBONES[spec.backbone].channels):
+            self.register_buffer(f"importance{stage}", torch.ones(channels))
+
+    @property
+    def importance(self) -> list[Tensor]:
+        return [buffer for name, buffer in self.named_buffers() if name.startswith("importance")]
+
+
+@dataclass(frozen=True, config=STRICT)
+class AFC(Method):
+    """PODNet's classifier, and a distillation that holds a channel the more, the more the loss depends on it: the
+    importance of a channel is the sum over batches of its squared gradient, over the layer's mean, found anew after
+    each task. Federated: after a task's last round its clients fine-tune the classifier as in PODNet and then pass over
+    their data, each with its own; they send unnormalised sums, which the server adds up and normalises. Importances are
+    never averaged from round to round. The authors' code lets statistics move in that pass; here they do not, and an
+    incomplete last batch is left out where there is another, because a batch's mean loss makes its gradients larger."""
+
+    name: ClassVar[str] = "afc"
+    about: ClassVar[str] = "AFC (Kang et al., 2022): distillation weighted by each channel's importance, proxies"
+
+    strength: float = Field(default=4.0, ge=0, description="weight of the distillation of maps")
+    tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
+    tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
+    clamp: float = Field(default=5.0, gt=0, description="largest entry of a gradient that is let through")
+
+    @property
+    def preset(self) -> Preset:
+        return replace(CE, weight_decay=5e-4)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        return ImportantModel(spec, rng)
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        return shared.old_blocks(model) | {n for n in model.state_dict() if n.startswith("importance")}
+
+    def begin_task(self, local: Local) -> Extras:
+        return shared.class_sums(local, local.data)
+
+    def stages(self, local: Local) -> Iterable[Stage]:
+        yield replace(shared.stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        assert isinstance(local.model, ImportantModel)
+        output = local.model(batch.images)
+        terms = {"classification": nca(local.model.scale * output.logits, batch.labels)}
+        if local.predecessor is not None:
+            with torch.no_grad():
+                teacher = local.predecessor(batch.images)
+            growths = local.registry.growths
+            strength = self.strength * (sum(growths) / growths[-1]) ** 0.5
+            terms["discrepancy"] = strength * channel_discrepancy(output.maps, teacher.maps, local.model.importance)
+        return terms
+
+    def finish_task(self, local: Local) -> Extras | None:
+        if not len(local.exemplars):
+            return None
+        tuned = shared.tuned_classifier(local, self.tune_epochs, self.tune_rate)
+        sums = importance_sums(local)
+        return Extras("classifier and importances", {**tuned, **sums, "images": torch.tensor(len(local.exemplars))})
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+        if not extras or extras[0].kind == "class sums":
+            shared.place_proxies(model, extras, seed, number)
+            return
+        for name in extras[0].tensors:
+            if name.startswith("blocks."):
+                model.get_parameter(name).data.copy_(shared.mean_of(extras, name))
+            elif name.startswith("importance"):
+                total = torch.stack([e.tensors[name].double() for e in extras]).sum(dim=0)
+                mean = total.mean()
+                model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))
+
+
+def importance_sums(local: Local) -> dict[str, Tensor]:
+    """For each stage, the sum over batches of mean_n sum_hw (dL/dmap)^2 (c,), in evaluation mode, unaugmented order by
+    chance."""
+    model = local.model.eval()
+    assert isinstance(model, ImportantModel)
+    model.requires_grad_(True)
+    sums = [torch.zeros_like(buffer) for buffer in model.importance]
+    size = local.world.training.batch
+    whole = len(local.everything) >= size
+    for batch in local.batches(local.everything, 0):
+        if whole and len(batch.labels) < size:
+            continue
+        output = model(batch.images)
+        slopes = torch.autograd.grad(nca(model.scale * output.logits, batch.labels), output.maps)
+        for total, slope in zip(sums, slopes, strict=True):
+            total += slope.square().sum(dim=(2, 3)).mean(dim=0)
+    return {f"importance{stage}": total.cpu() for stage, total in enumerate(sums)}

@@ -1,0 +1,125 @@
+"""DyTox (Douillard et al., 2022, Transformers for Continual Learning with Dynamic Token Expansion)."""
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.messages import Extras
+from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
+from holdfast.losses import distillation, one_hot
+from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.shared import mean_of
+from holdfast.models.convit import TokenModel
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+
+WIDE = 512  # images that the official learning rates are for
+
+
+@dataclass(frozen=True, config=STRICT)
+class DyTox(Method):
+    """A transformer with one learned token and one head a task; sigmoid outputs; distillation weighted by the share of
+    old classes; a head that tells the newest classes from all old ones keeps the tokens apart. Old tokens and heads are
+    frozen. After each task everything but the encoder is fine-tuned on the balanced memory, without the old model.
+    Federated: the server makes token and heads; what is frozen is neither sent nor averaged and stays to the bit; the
+    clients of a task's last round fine-tune, and the server averages what they tuned by their numbers of exemplars.
+    Herding takes the answers to all tokens, of plain images (the official code's were augmented), and memory is one
+    client's own (theirs grew with the number of GPUs). The paper's comparison says ResNet-18: `encoder = "network"`
+    puts the transformer on the last maps of `model.name`."""
+
+    name: ClassVar[str] = "dytox"
+    about: ClassVar[str] = "DyTox (Douillard et al., 2022): a transformer with one token and one head a task"
+
+    encoder: Literal["patches", "network"] = Field(
+        default="patches", description="what the transformer sees: image patches, or the maps of model.name"
+    )
+    width: int = Field(default=384, ge=8, le=4096, description="numbers a patch has")
+    heads: int = Field(default=12, ge=1, le=64, description="attention heads; they divide the width")
+    depth: int = Field(default=5, ge=1, le=64, description="blocks of gated attention")
+    divergence: float = Field(default=0.1, ge=0, description="weight of telling new classes from old ones")
+    temperature: float = Field(default=1.0, gt=0, description="of the distillation, tau")
+    tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
+    tune_rate: float = Field(default=5e-5, gt=0, description="its learning rate, for 512 images a batch")
+
+    @property
+    def preset(self) -> Preset:
+        return Preset(lr=5e-4 * 128 / WIDE, momentum=0.0, weight_decay=1e-6, schedule="cosine")
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        return TokenModel(spec, rng, self.width, self.heads, self.depth, self.encoder == "network")
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        """Tokens and heads of old tasks."""
+        old = range(len(model.blocks) - 1)
+        starts = tuple(start for i in old for start in (f"tokens.{i}", f"blocks.{i}."))
+        return frozenset(name for name in model.state_dict() if starts and name.startswith(starts))
+
+    def stages(self, local: Local) -> Iterable[Stage]:
+        stage = local.stage(local.everything)
+        yield Stage(stage.epochs, stage.batches, self.optimiser(local, self.fixed(local.model)), stage.rate)
+
+    def optimiser(self, local: Local, fixed: frozenset[str]) -> torch.optim.Optimizer:
+        """AdamW over all parameters but those that are fixed."""
+        for name, parameter in local.model.named_parameters():
+            parameter.requires_grad_(name not in fixed)
+        free = [parameter for parameter in local.model.parameters() if parameter.requires_grad]
+        preset = local.world.training.optimiser
+        return torch.optim.AdamW(free, lr=preset.lr, weight_decay=preset.weight_decay)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        assert isinstance(local.model, TokenModel)
+        output = local.model(batch.images)
+        classification = F.binary_cross_entropy_with_logits(output.logits, one_hot(batch.labels, output.logits))
+        if local.predecessor is None:
+            return {"classification": classification}
+        with torch.no_grad():
+            teacher = local.predecessor(batch.images).logits
+        old, everything = teacher.shape[1], output.logits.shape[1]
+        share = old / everything  # lambda = Co / C
+        distilled = self.temperature**2 * distillation(output.logits, teacher, self.temperature) / old  # element mean
+        return {
+            "classification": (1 - share) * classification,
+            "distillation": share * distilled,
+            "divergence": self.divergence * self.apart(local.model, output.features, batch.labels),
+        }
+
+    def apart(self, model: TokenModel, features: Tensor, labels: Tensor) -> Tensor:
+        """The newest token's answer tells the newest classes, and all old ones as one."""
+        assert model.divergence is not None
+        start = sum(model.growths[:-1])
+        logits = model.divergence(features[:, -model.features :])
+        return F.binary_cross_entropy_with_logits(logits, one_hot((labels - start + 1).clamp(min=0), logits))
+
+    def finish_task(self, local: Local) -> Extras | None:
+        if not len(local.exemplars) or not self.tune_epochs or len(local.registry.growths) < 2:
+            return None
+        names = frozenset(name for name, _ in local.model.named_parameters())
+        tuned = {name for name in names if not name.startswith(("backbone.", "divergence."))}
+        optimiser = self.optimiser(local, names - tuned)
+        for group in optimiser.param_groups:
+            group["lr"] = self.tune_rate * local.world.training.batch / WIDE
+        for epoch in range(self.tune_epochs):
+            for batch in local.batches(local.exemplars, epoch):
+                optimiser.zero_grad()
+                logits = local.model(batch.images).logits
+                F.binary_cross_entropy_with_logits(logits, one_hot(batch.labels, logits)).backward()
+                optimiser.step()
+        values = {name: local.model.get_parameter(name).detach().cpu().clone() for name in sorted(tuned)}
+        return Extras("tuned", {**values, "images": torch.tensor(len(local.exemplars))})
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+        for name in extras[0].tensors if extras else ():
+            if name != "images":
+                model.get_parameter(name).data.copy_(mean_of(extras, name))

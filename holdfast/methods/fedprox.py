@@ -1,0 +1,35 @@
+"""FedProx (Li et al., 2020, Federated Optimization in Heterogeneous Networks): local models stay near the global."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from holdfast.federation.local import Batch, Local
+from holdfast.losses import cross_entropy
+from holdfast.methods.base import STRICT, Losses, Method
+
+
+@dataclass(frozen=True, config=STRICT)
+class FedProx(Method):
+    """Cross-entropy and mu/2 times the squared distance of all parameters to those that came from the server. It says
+    nothing about forgetting; to stand beside the others it trains on the exemplars too, unless told not to."""
+
+    name: ClassVar[str] = "fedprox"
+    about: ClassVar[str] = "FedProx (Li et al., 2020): averaging, with local models held near the global one"
+
+    mu: float = Field(default=0.01, ge=0, description="weight of the squared distance to the global model, over 2")
+    replay: bool = Field(default=True, description="train on the exemplars of old classes too")
+
+    @property
+    def keeps_memory(self) -> bool:
+        return self.replay
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        pairs = zip(local.model.parameters(), local.broadcast.parameters(), strict=True)
+        distance = torch.stack([(mine - theirs).square().sum() for mine, theirs in pairs]).sum()
+        return {
+            "classification": cross_entropy(local.model(batch.images).logits, batch.labels),
+            "proximity": self.mu / 2 * distance,
+        }

@@ -1,0 +1,86 @@
+"""PODNet (Douillard et al., 2020, Pooled Outputs Distillation for Small-Tasks Incremental Learning)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.messages import Extras
+from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
+from holdfast.losses import nca, pod_flat, pod_spatial
+from holdfast.methods import shared
+from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.models.heads import ProxyModel
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+
+
+@dataclass(frozen=True, config=STRICT)
+class PODNet(Method):
+    """A classifier of ten proxies a class; distillation of the squared maps of all stages, summed over width and over
+    height, and of the pooled features; after each task all proxies are fine-tuned on the balanced memory. The shipped
+    margin of the loss is taken from every class and so does nothing: it is left out. Federated: the server makes the
+    proxies of new classes, from the class means that the clients of the growth's round send; old proxies are neither
+    trained nor sent in the main phase; after a task's last round its clients fine-tune the classifier, and the server
+    averages it alone, by their numbers of exemplars. Statistics do not move while fine-tuning."""
+
+    name: ClassVar[str] = "podnet"
+    about: ClassVar[str] = "PODNet (Douillard et al., 2020): pooled-outputs distillation, proxies, balanced fine-tuning"
+
+    spatial: float = Field(default=3.0, ge=0, description="weight of the distillation of maps, lambda_c")
+    flat: float = Field(default=1.0, ge=0, description="weight of the distillation of features, lambda_f")
+    tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
+    tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
+    clamp: float = Field(default=5.0, gt=0, description="largest entry of a gradient that is let through")
+
+    @property
+    def preset(self) -> Preset:
+        return replace(CE, weight_decay=5e-4)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        return ProxyModel(spec, rng)
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        return shared.old_blocks(model)
+
+    def begin_task(self, local: Local) -> Extras:
+        return shared.class_sums(local, local.data)
+
+    def stages(self, local: Local) -> Iterable[Stage]:
+        yield replace(shared.stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        assert isinstance(local.model, ProxyModel)
+        output = local.model(batch.images)
+        terms = {"classification": nca(local.model.scale * output.logits, batch.labels)}
+        if local.predecessor is not None:
+            with torch.no_grad():
+                teacher = local.predecessor(batch.images)
+            growths = local.registry.growths
+            more = (sum(growths) / growths[-1]) ** 0.5  # sqrt(C / Ct)
+            terms["spatial"] = more * self.spatial * pod_spatial(output.maps, teacher.maps)
+            terms["flat"] = more * self.flat * pod_flat(output.features, teacher.features)
+        return terms
+
+    def finish_task(self, local: Local) -> Extras | None:
+        if not len(local.exemplars) or not self.tune_epochs:
+            return None
+        classifier = shared.tuned_classifier(local, self.tune_epochs, self.tune_rate)
+        return Extras("classifier", {**classifier, "images": torch.tensor(len(local.exemplars))})
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+        if not extras or extras[0].kind == "class sums":
+            shared.place_proxies(model, extras, seed, number)
+            return
+        for name in (name for name in extras[0].tensors if name.startswith("blocks.")):
+            model.get_parameter(name).data.copy_(shared.mean_of(extras, name))

@@ -1,0 +1,78 @@
+"""SS-IL (Ahn et al., 2021, Separated Softmax for Incremental Learning)."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
+from holdfast.losses import distillation_by_growth, separated_cross_entropy
+from holdfast.methods.base import CE, STRICT, Losses, Method
+
+
+@dataclass(frozen=True, config=STRICT)
+class SSIL(Method):
+    """The softmax is taken over new classes for new images and over old classes for exemplars, so that neither pushes
+    the other's outputs down; every old task's outputs are distilled as a distribution of their own; each batch of new
+    images is joined by a quarter as many exemplars, which are cycled; the first images of a class are kept, not the
+    herded ones. Federated: "new" is the newest growth of the head, also for a client that holds some of its classes or
+    none. A newcomer has no exemplars and so no second term; a client that has not moved on has exemplars only. The
+    authors' code maps a label to its remainder by the task's size; here it is its place after the old classes."""
+
+    name: ClassVar[str] = "ssil"
+    about: ClassVar[str] = "SS-IL (Ahn et al., 2021): separated softmax, task-wise distillation, 4:1 replay batches"
+
+    temperature: float = Field(default=2.0, gt=0, description="of the task-wise distillation, T")
+    ratio: int = Field(default=4, ge=1, description="new images for each exemplar of a batch")
+
+    @property
+    def preset(self) -> Preset:
+        return replace(CE, weight_decay=1e-4)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def exemplars(self, features: Tensor, count: int) -> Tensor:
+        return torch.arange(min(count, len(features)))
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+    def stages(self, local: Local) -> Iterable[Stage]:
+        """The learning rate is that of the task divided by its number."""
+        stage = local.stage(local.everything)
+        rate, tasks = stage.rate, len(local.registry.growths)
+        yield replace(stage, batches=lambda e: self.batches(local, e), rate=lambda epoch: rate(epoch) / tasks)
+
+    def batches(self, local: Local, epoch: int) -> Iterator[Batch]:
+        """New images once, each batch with a part of the exemplars; exemplars alone where there are no new images."""
+        fresh, kept = local.data, local.memory
+        if not len(fresh) or not len(kept):
+            yield from local.batches(local.everything, epoch)
+            return
+        size = local.world.training.batch
+        count = -(-len(fresh) // size)
+        part = max(1, size // self.ratio)
+        order, augment = local.generator("replay", epoch), local.generator("augment", epoch)
+        turns = -(-count * part // len(kept))
+        cycled = torch.cat([kept[torch.randperm(len(kept), generator=order)] for _ in range(turns)])
+        shuffled = fresh[torch.randperm(len(fresh), generator=local.generator("batches", epoch))]
+        for new, old in zip(shuffled.split(size), cycled.split(part), strict=False):
+            yield local.augmented(torch.cat([new, old]), augment)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        logits = local.model(batch.images).logits
+        growths = list(local.registry.growths)
+        terms = {"classification": separated_cross_entropy(logits, batch.labels, sum(growths[:-1]))}
+        if local.predecessor is not None:
+            with torch.no_grad():
+                teacher = local.predecessor(batch.images).logits
+            old = growths[: len(local.predecessor.growths)]
+            terms["distillation"] = distillation_by_growth(logits, teacher, self.temperature, old)
+        return terms

@@ -1,0 +1,180 @@
+"""A small vision transformer with one token and one head a task (DyTox): patches, gated attention, class attention."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.models import BACKBONES
+from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.models.layers import Particular, materialise
+
+PATCH = 4
+
+
+class GatedAttention(Particular):
+    """Attention by content and by place, mixed by a gate that each head learns (ConViT). It begins like a convolution:
+    every head looks at one neighbouring place."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries_keys = nn.Linear(width, 2 * width, bias=False)
+        self.values, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width)
+        self.place = nn.Linear(3, heads)
+        self.gate = nn.Parameter(torch.empty(heads))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Head number h looks at place h of a square around the patch: -|step - h|^2, but for a constant."""
+        side = math.ceil(math.sqrt(self.heads))
+        for head in range(self.heads):
+            across, down = head % side - (side - 1) / 2, head // side - (side - 1) / 2
+            self.place.weight[head] = torch.tensor([2 * across, 2 * down, -1.0])
+        self.place.bias.zero_()
+        self.gate.fill_(1.0)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        """x (B, N, D), the relative places of the N patches (N, N, 3)."""
+        queries, keys = self.queries_keys(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        content = (queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[-1])).softmax(dim=-1)  # (B, h, N, N)
+        place = self.place(places).permute(2, 0, 1).softmax(dim=-1)  # (h, N, N)
+        gate = torch.sigmoid(self.gate).view(1, -1, 1, 1)
+        values = self.values(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        mixed = ((1 - gate) * content + gate * place) @ values
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class ClassAttention(nn.Module):
+    """A token asks, itself and all patches answer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.queries, self.keys_values = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, token: Tensor, everything: Tensor) -> Tensor:
+        """token (B, 1, D), everything (B, N, D) with the token among it."""
+        queries = self.queries(token).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        keys, values = self.keys_values(everything).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        out: Tensor = self.out(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2))
+        return out
+
+
+class Mlp(nn.Sequential):
+    """Two linear layers, four times as wide between."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+
+class EncoderBlock(nn.Module):
+    """Gated attention and a perceptron, each on the normalised sum so far."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), GatedAttention(width, heads)
+        self.norm2, self.mlp = nn.LayerNorm(width), Mlp(width)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), places)
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class DecoderBlock(nn.Module):
+    """Class attention and a perceptron for one token."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), ClassAttention(width, heads)
+        self.norm2, self.mlp = nn.LayerNorm(width), Mlp(width)
+
+    def forward(self, token: Tensor, patches: Tensor) -> Tensor:
+        token = token + self.attention(self.norm1(token), self.norm1(torch.cat([token, patches], dim=1)))
+        out: Tensor = token + self.mlp(self.norm2(token))
+        return out
+
+
+class Encoder(nn.Module):
+    """Images to patches (B, N, D): the transformer's own patches, or the last maps of a convolutional backbone."""
+
+    def __init__(self, spec: ModelSpec, width: int, heads: int, blocks: int, convolutional: bool) -> None:
+        super().__init__()
+        backbone = BACKBONES[spec.backbone]
+        self.trunk = backbone(spec.image_size, spec.norm) if convolutional else None
+        channels = backbone.features if convolutional else 3
+        self.patches = nn.Conv2d(channels, width, 1 if convolutional else PATCH, 1 if convolutional else PATCH)
+        self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(blocks))
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = F.relu(self.trunk(images)[1][-1]) if self.trunk else images
+        grid: Tensor = self.patches(maps)
+        x = grid.flatten(2).transpose(1, 2)
+        places = relative_places(*grid.shape[-2:]).to(x)
+        for block in self.blocks:
+            x = block(x, places)
+        return x
+
+
+class TokenModel(IncrementalModel):
+    """An encoder that all tasks share; a token, its answer and a head for each; and a head that tells the newest
+    task's classes from all old ones, which the next growth replaces. Features are the answers to all tokens."""
+
+    def __init__(
+        self, spec: ModelSpec, rng: torch.Generator, width: int, heads: int, blocks: int, convolutional: bool
+    ) -> None:
+        nn.Module.__init__(self)
+        with torch.device("meta"):
+            self.backbone = Encoder(spec, width, heads, blocks, convolutional)
+            self.decoder = DecoderBlock(width, heads)
+        for part in (self.backbone, self.decoder):
+            materialise(part, rng)
+        self.features = width
+        self.tokens = nn.ParameterList()
+        self.blocks = nn.ModuleList()
+        self.divergence: nn.Module | None = None
+
+    @property
+    def growths(self) -> list[int]:
+        return [block[1].out_features for block in self.blocks]  # type: ignore[index]
+
+    def grow(self, classes: int, rng: torch.Generator) -> None:
+        device = next(self.backbone.parameters()).device
+        super().grow(classes, rng)
+        token = torch.empty(1, 1, self.features).normal_(0, 0.02, generator=rng)
+        self.tokens.append(nn.Parameter(token.to(device)))
+        with torch.device("meta"):
+            divergence = nn.Linear(self.features, classes + 1)
+        materialise(divergence, rng)
+        self.divergence = divergence.to(device)
+
+    def new_block(self, classes: int, rng: torch.Generator) -> nn.Module:
+        with torch.device("meta"):
+            block = nn.Sequential(nn.LayerNorm(self.features), nn.Linear(self.features, classes))
+        materialise(block, rng)
+        return block
+
+    def classify(self, features: Tensor) -> Tensor:
+        """The answers to all tokens, one after another (B, T D), to logits (B, C)."""
+        if not self.blocks:
+            return features.new_zeros(len(features), 0)
+        answers = features.split(self.features, dim=1)
+        return torch.cat([head(answer) for head, answer in zip(self.blocks, answers, strict=True)], dim=1)
+
+    def forward(self, images: Tensor) -> Output:
+        patches = self.backbone(images)
+        answers = [self.decoder(token.expand(len(images), 1, -1), patches)[:, 0] for token in self.tokens]
+        features = torch.cat(answers, dim=1) if answers else patches.mean(dim=1)
+        return Output(self.classify(features), features, [])
+
+
+def relative_places(height: int, width: int) -> Tensor:
+    """(N, N, 3): how far to the right, how far down, and how far in square, each patch is from each."""
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    place = torch.stack([columns.flatten(), rows.flatten()], dim=1).float()
+    steps = place[None, :, :] - place[:, None, :]
+    return torch.cat([steps, steps.square().sum(dim=2, keepdim=True)], dim=2)
