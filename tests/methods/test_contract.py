@@ -1,18 +1,22 @@
 """What every method must keep, checked for all of METHODS."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from holdfast.config import load_config
+from holdfast.checkpoint import Checkpoints
+from holdfast.config import Config, load_config
+from holdfast.data.images import DataSet
 from holdfast.data.sources import load_data
+from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.methods import METHODS
-from holdfast.rounds import play
+from holdfast.rounds import Federation, play
 
 SMALL: dict[str, dict[str, Any]] = {"dytox": {"width": 32, "heads": 4, "depth": 2}}  # made for GPUs
 VARIANTS: list[dict[str, Any]] = [
@@ -51,6 +55,42 @@ def test_learns_above_chance_and_leaves_global_generators_alone(method: dict[str
     assert torch.equal(torch.get_rng_state(), states[2])
     assert rounds[3].line["accuracy"] > 0.65  # chance is 0.5
     assert rounds[-1].line["accuracy"] > 0.4  # chance is 0.25; plain averaging keeps the last task only
+
+
+def federation_of(settings: dict[str, Any]) -> tuple[Config, DataSet, Federation]:
+    config = load_config(settings)
+    data = load_data(config.data)
+    return config, data, build_federation(config, data, plan_of(config, data))
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=str)
+def test_workers_and_an_interruption_change_no_bit(
+    small: dict[str, Any], tmp_path: Path, method: dict[str, Any]
+) -> None:
+    """Played in one process, and by workers (to whom everything travels as bytes) with a checkpoint on the way. Among
+    the clients are some with one class, one image, no memory, or nothing but their memory."""
+    quick = {"iterations": 3, "perturb_steps": 2} if "iterations" in METHODS[method["name"]].__pydantic_fields__ else {}  # type: ignore[attr-defined]
+    plan = {**small["plan"], "partition": "dirichlet:0.3", "join": "irregular", "move_on": 0.6, "zo_data": "memory"}
+    settings = {**small, "plan": plan, "method": {**method, **quick}, "train": {"epochs": 1, "batch": 4}}
+    _, _, alone = federation_of(settings)
+    lines = [done.line for done in play(alone, Serial())]
+    config, data, first = federation_of(settings)
+    checkpoints, again = Checkpoints(tmp_path), []
+    with Pool(config, data, 2) as pool:
+        for done in play(first, pool):
+            again.append(done.line)
+            checkpoints.save(done.line["round"], first, done.counts)
+            if done.line["round"] == 4:  # the second of the second of three tasks
+                break
+        _, _, second = federation_of(settings)
+        assert Checkpoints(tmp_path).restore(second)[0] == 4
+        again += [done.line for done in play(second, pool, start=4)]
+    for a, b in zip(lines, again, strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    for name, tensor in alone.server.weights.items():
+        assert torch.equal(tensor, second.server.weights[name]), name
+    images = [len(alone.world.holding(a)) for mine in alone.world.plan.arrivals for a in mine]
+    assert {0, 1} <= set(images)
 
 
 @pytest.mark.parametrize("name", METHODS)
