@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
