@@ -12,22 +12,31 @@ Bytes = dict[str, dict[str, int]]
 
 
 def traffic_of(method: Method, home: ProxyHome, plan: Plan) -> list[Bytes]:
-    """The bytes of every round of this method under this plan."""
+    """The bytes of every round of this method under this plan, but for its extras, whose size the clients decide."""
     model = method.build_model(home.spec, torch_generator(0, "buffer"))
-    sizes = []
+    down, up = [], []
     for _, classes in plan.growths:
         model.grow(len(classes), torch_generator(0, "buffer"))
-        sizes.append(tensor_bytes(model.state_dict()))
+        weights, fixed = model.state_dict(), method.fixed(model)
+        down.append(tensor_bytes(weights))
+        up.append(tensor_bytes({name: tensor for name, tensor in weights.items() if name not in fixed}))
     proxy = method.build_proxy(home)
     encoder = tensor_bytes(proxy.encoder.state_dict()) if proxy.encoder else 0
     share = encoder + 4 * model.features + COUNT_BYTES if encoder else 0
-    return expected_traffic(plan, sizes, not isinstance(proxy, NoTeacher), encoder, share)
+    account = expected_traffic(plan, down, up, not isinstance(proxy, NoTeacher), encoder, share)
+    grown = {when for when, _ in plan.growths}
+    for number, channels in enumerate(account):
+        visits = (number in grown and method.visits("begin")) + (plan.ends_task(number) and method.visits("finish"))
+        channels["server"]["down"] *= 1 + visits
+    return account
 
 
-def expected_traffic(plan: Plan, models: Sequence[int], teachers: bool, encoder: int, share: int) -> list[Bytes]:
+def expected_traffic(
+    plan: Plan, models: Sequence[int], sent: Sequence[int], teachers: bool, encoder: int, share: int
+) -> list[Bytes]:
     """The bytes of every round when all transitions are noticed at once and every selected client trains.
 
-    `models` are the sizes of the global model after each growth, `encoder` and `share` those of the encoding network
+    `models` are the sizes of the global model after each growth, `sent` of what a client sends back, `encoder` and `share` those of the encoding network
     and of one prototype; `teachers` says whether clients distil."""
     account = []
     for number, selected in enumerate(plan.selected):
@@ -36,7 +45,7 @@ def expected_traffic(plan: Plan, models: Sequence[int], teachers: bool, encoder:
         prototypes = sum(_prototypes(plan, client, number) for client in selected)
         account.append(
             {
-                "server": {"down": models[growth] * len(selected), "up": models[growth] * len(selected)},
+                "server": {"down": models[growth] * len(selected), "up": sent[growth] * len(selected)},
                 "proxy": {
                     "encoder": encoder * int((plan.joined == number).sum()),
                     "teachers": old * len(selected),

@@ -41,7 +41,9 @@ def result_lines(result: Result) -> list[str]:
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
         f"on the classes they have held: {groups}; worst: client {result.worst_client['client']:.0f} with "
         f"{percent(result.worst_client['accuracy'])}",
-        f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back, {sum(result.seconds.values()):.1f} s",
+        f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back"
+        + (f" and {sent['extras']:.2f} MB of extras" if sent.get("extras") else "")
+        + f", {sum(result.seconds.values()):.1f} s",
     ]
     if any(result.bytes.get("proxy", {}).values()):
         lines.append(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from torch import Tensor
 
 from holdfast.config import load_config
@@ -92,6 +93,34 @@ def test_a_share_says_neither_who_nor_which_class(small: dict[str, Any]) -> None
         tensors, facts = unpack("share", share.to_bytes())
         assert set(facts) == {"kind", "count"}
         assert set(tensors) == {*parameters, "variance"}
+
+
+@pytest.mark.parametrize("name", ["podnet", "icarl"])
+def test_visits_extras_and_what_is_not_sent_are_counted(small: dict[str, Any], name: str) -> None:
+    """PODNet asks before and after each task and does not send old proxies; iCaRL with a head does neither."""
+    config = load_config({**small, "method": {"name": name}})
+    data = load_data(config.data)
+    plan = plan_of(config, data)
+    federation = build_federation(config, data, plan)
+    extras = [0]
+
+    class Counting(Serial):
+        def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+            for outcome in super().map(work, states, inboxes):
+                found = outcome[1].extras
+                extras[-1] += sum(t.numel() * t.element_size() for t in found.tensors.values()) if found else 0
+                yield outcome
+
+    lines = []
+    for done in play(federation, Counting()):
+        lines.append(done.line)
+        extras.append(0)
+    assert [line["bytes"]["server"]["extras"] for line in lines] == extras[:-1]
+    assert (sum(extras) > 0) == (name == "podnet")
+    for line, expected in zip(lines, bytes_of(config, data, plan), strict=True):
+        assert line["bytes"]["server"]["down"] == expected["server"]["down"]
+        if len(line["trained"]) == len(line["selected"]):
+            assert line["bytes"]["server"]["up"] == expected["server"]["up"]
 
 
 def test_the_record_counts_what_was_sent_and_arithmetic_foretells_it(small: dict[str, Any]) -> None:
