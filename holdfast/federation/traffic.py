@@ -36,8 +36,8 @@ def expected_traffic(
 ) -> list[Bytes]:
     """The bytes of every round when all transitions are noticed at once and every selected client trains.
 
-    `models` are the sizes of the global model after each growth, `sent` of what a client sends back, `encoder` and `share` those of the encoding network
-    and of one prototype; `teachers` says whether clients distil."""
+    `models` are the sizes of the global model after each growth, `sent` of what a client sends back, `encoder` and
+    `share` those of the encoding network and of one prototype; `teachers` says whether clients distil."""
     account = []
     for number, selected in enumerate(plan.selected):
         growth = sum(when <= number for when, _ in plan.growths) - 1

@@ -30,7 +30,8 @@ def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
 
 def basis(d: int, n: int, seed: int) -> Tensor:
     """A random orthonormal basis (d, n)."""
-    return torch.linalg.qr(torch.randn(d, n, generator=torch_generator(seed), dtype=torch.float64))[0]
+    q: Tensor = torch.linalg.qr(torch.randn(d, n, generator=torch_generator(seed), dtype=torch.float64))[0]
+    return q
 
 
 def integrated(start: Tensor, end: Tensor, nodes: int = 40) -> np.ndarray:

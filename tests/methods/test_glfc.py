@@ -149,7 +149,9 @@ def test_a_saturated_group_and_single_images_stay_finite() -> None:
 
 
 def test_the_proxys_score_is_plain_accuracy_on_the_prototypes() -> None:
-    home = ProxyHome(ModelSpec("convnet", "group", 16), Transform((0.5,) * 3, (0.25,) * 3, False), 6, 0, torch.device("cpu"))
+    home = ProxyHome(
+        ModelSpec("convnet", "group", 16), Transform((0.5,) * 3, (0.25,) * 3, False), 6, 0, torch.device("cpu")
+    )
     proxy = GLFC().build_proxy(home)
     assert isinstance(proxy, PrototypeProxy)
     assert (proxy.settings.augmented, proxy.settings.select, proxy.settings.snapshots) == (0, True, 1)
