@@ -23,7 +23,7 @@ from holdfast.results.record import Record
 from holdfast.rounds import play
 
 SIZES = [30, 300, 3_000, 30_000, 100_000]
-IMAGES = 40  # a class
+IMAGES = 20  # a class
 BOUND = 1.3
 IDLE = 10_000  # bytes that a client more may cost
 
@@ -68,7 +68,7 @@ def play_one(clients: int) -> dict[str, Any]:
                 "selected": 10,
                 "class_share": 1.0,
                 "move_on": 1.0,
-                "rounds": 5,
+                "rounds": 4,
                 "memory": 20,
             },
             "train": {"epochs": 1, "batch": 128},
