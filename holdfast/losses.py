@@ -147,8 +147,8 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
     taken from every class and so changes nothing."""
     shifted = scores - scores.amax(dim=1, keepdim=True)
     own = shifted.gather(1, labels[:, None]).squeeze(1)
-    others = shifted.exp().sum(dim=1) - own.exp()
-    return (torch.log1p(others.clamp(min=0)) - own).mean()
+    others = shifted.scatter(1, labels[:, None], -torch.inf).exp().sum(dim=1)
+    return (torch.log1p(others) - own).mean()
 
 
 def pod_spatial(maps: list[Tensor], teacher: list[Tensor]) -> Tensor:

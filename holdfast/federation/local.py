@@ -169,6 +169,13 @@ class Local:
         """Everything in the client's memory, of classes it still has data of as well: balanced, once a task is over."""
         return self._known(torch.cat([*self.state.memory.values(), torch.empty(0, dtype=torch.int64)]).long())
 
+    @cached_property
+    def has_old_and_new(self) -> bool:
+        """Are there exemplars of the newest growth's classes and of older ones?"""
+        growths = self.registry.growth_of[self.positions[self.world.train.labels[self.exemplars]]]
+        newest = growths == len(self.registry.growths) - 1
+        return bool(newest.any()) and not bool(newest.all())
+
     def features(self, model: IncrementalModel, rows: Tensor, mirrored: bool = False) -> Tensor:
         """The features (N, d) of these images, or of their mirror images, under a model, on the CPU."""
 

@@ -36,11 +36,10 @@ class ImportantModel(ProxyModel):
 @dataclass(frozen=True, config=STRICT)
 class AFC(Method):
     """PODNet's classifier, and a distillation that holds a channel the more, the more the loss depends on it: the
-    importance of a channel is the sum over batches of its squared gradient, over the layer's mean, found anew after
+    importance of a channel is the sum over images of its squared gradient, over the layer's mean, found anew after
     each task. Federated: after a task's last round its clients fine-tune the classifier as in PODNet and then pass over
     their data, each with its own; they send unnormalised sums, which the server adds up and normalises. Importances are
-    never averaged from round to round. The authors' code lets statistics move in that pass; here they do not, and an
-    incomplete last batch is left out where there is another, because a batch's mean loss makes its gradients larger."""
+    never averaged from round to round. The authors' code lets statistics move in that pass; here they do not."""
 
     name: ClassVar[str] = "afc"
     about: ClassVar[str] = "AFC (Kang et al., 2022): distillation weighted by each channel's importance, proxies"
@@ -85,9 +84,7 @@ class AFC(Method):
             terms["discrepancy"] = strength * channel_discrepancy(output.maps, teacher.maps, local.model.importance)
         return terms
 
-    def finish_task(self, local: Local) -> Extras | None:
-        if not len(local.exemplars):
-            return None
+    def finish_task(self, local: Local) -> Extras:
         tuned = shared.tuned_classifier(local, self.tune_epochs, self.tune_rate)
         sums = importance_sums(local)
         return Extras("classifier and importances", {**tuned, **sums, "images": torch.tensor(len(local.exemplars))})
@@ -106,19 +103,16 @@ class AFC(Method):
 
 
 def importance_sums(local: Local) -> dict[str, Tensor]:
-    """For each stage, the sum over batches of mean_n sum_hw (dL/dmap)^2 (c,), in evaluation mode, unaugmented order by
-    chance."""
+    """For each stage the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation
+    mode. The authors take the gradients of a batch's mean loss, which are as many times larger as a batch is smaller:
+    a client with one image would drown all others."""
     model = local.model.eval()
     assert isinstance(model, ImportantModel)
     model.requires_grad_(True)
     sums = [torch.zeros_like(buffer) for buffer in model.importance]
-    size = local.world.training.batch
-    whole = len(local.everything) >= size
     for batch in local.batches(local.everything, 0):
-        if whole and len(batch.labels) < size:
-            continue
         output = model(batch.images)
         slopes = torch.autograd.grad(nca(model.scale * output.logits, batch.labels), output.maps)
         for total, slope in zip(sums, slopes, strict=True):
-            total += slope.square().sum(dim=(2, 3)).mean(dim=0)
+            total += (len(slope) * slope).square().sum(dim=(0, 2, 3))
     return {f"importance{stage}": total.cpu() for stage, total in enumerate(sums)}

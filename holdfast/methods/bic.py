@@ -1,6 +1,7 @@
 """BiC (Wu et al., 2019, Large Scale Incremental Learning)."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -9,12 +10,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local, Stage
+from holdfast.data.memory import quota
+from holdfast.federation.local import Batch, Local, Preset, Stage
 from holdfast.federation.messages import Extras
 from holdfast.federation.passes import one_pass
 from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import cross_entropy, distillation
-from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.base import CE, STRICT, Losses, Method
 from holdfast.models.heads import NotedModel, noted_names
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
@@ -41,6 +43,10 @@ class BiC(Method):
     keep_all: bool = Field(default=False, description="keep the corrections of older tasks too")
 
     @property
+    def preset(self) -> Preset:
+        return replace(CE, weight_decay=2e-4)
+
+    @property
     def keeps_memory(self) -> bool:
         return True
 
@@ -58,14 +64,19 @@ class BiC(Method):
         yield local.stage(local.everything[~torch.isin(local.everything, held)])
 
     def validation(self, local: Local) -> Tensor:
-        """The images that are never trained on in this task: of each old class the last of its exemplars, of each new
-        one as many, drawn by chance; none for a client that has not both, or too few to spare one."""
-        labels = local.world.train.labels
-        old = [local.memory[labels[local.memory] == c] for c in labels[local.memory].unique()]
+        """The images that are never trained on in this task: of each class of older growths the last of the exemplars
+        that its list will still have when the task is over, of each class of the newest growth as many, drawn by
+        chance. A class that has too few to spare one is left out; without both kinds there are none."""
+        labels, world = local.world.train.labels, local.world
+        first = sum(local.registry.growths[:-1])
+        share = quota(world.memory, len({*local.state.memory, *labels[local.data].tolist()}))
+        kept_rows = {c: rows[:share].long() for c, rows in local.state.memory.items()}
+        old = [rows for c, rows in kept_rows.items() if 0 <= int(local.positions[c]) < first and len(rows) > 1]
         new = [local.data[labels[local.data] == c] for c in labels[local.data].unique()]
-        counts = [max(1, int(self.held_out * len(rows))) for rows in old]
-        many = min(counts, default=0)
-        if not old or not new or min(map(len, [*old, *new])) <= many:
+        new = [rows for rows in new if int(local.positions[labels[rows[0]]]) >= first]
+        many = max(1, min((int(self.held_out * len(rows)) for rows in old), default=0))
+        new = [rows for rows in new if len(rows) > many]
+        if not old or not new:
             return torch.empty(0, dtype=torch.int64)
         kept = [rows[-many:] for rows in old]
         for rows in new:
@@ -74,12 +85,12 @@ class BiC(Method):
         return torch.cat(kept)
 
     def loss(self, local: Local, batch: Batch) -> Losses:
-        logits = local.model(batch.images).logits
+        logits = self.raw(local.model, batch.images)
         classification = cross_entropy(logits, batch.labels)
         if local.predecessor is None:
             return {"classification": classification}
         with torch.no_grad():
-            teacher = self.predict(local.predecessor, batch.images)
+            teacher = self.predict(local.predecessor, batch.images)  # its newest task corrected
         share = teacher.shape[1] / logits.shape[1]  # lambda = Co / C
         distilled = distillation(logits, teacher, self.temperature)
         return {"classification": (1 - share) * classification, "distillation": share * distilled}
@@ -89,7 +100,7 @@ class BiC(Method):
         if not len(rows) or len(local.registry.growths) < 2:
             return None
         world = local.world
-        logits = one_pass(local.model, world.train, world.transform, rows, lambda pixels: local.model(pixels).logits)
+        logits = one_pass(local.model, world.train, world.transform, rows, lambda pixels: self.raw(local.model, pixels))
         labels = local.positions[world.train.labels[rows]]
         scale, shift = fit_correction(logits, labels, local.registry.growths[-1])
         return Extras("bias", {"scale": scale, "shift": shift, "images": torch.tensor(len(rows))})
@@ -105,9 +116,23 @@ class BiC(Method):
             model.note(name, values)
 
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
+        """Without `keep_all` only the newest task is corrected: in mid-task none, for what it has been distilled from
+        was corrected already."""
         assert isinstance(model, NotedModel)
         logits: Tensor = model(images).logits
-        return model.noted("scale") * logits + model.noted("shift")
+        scale, shift = model.noted("scale"), model.noted("shift")
+        if not self.keep_all and model.growths:
+            old = sum(model.growths[:-1])
+            scale = torch.cat([torch.ones_like(scale[:old]), scale[old:]])
+            shift = torch.cat([torch.zeros_like(shift[:old]), shift[old:]])
+        return scale * logits + shift
+
+    def raw(self, model: IncrementalModel, images: Tensor) -> Tensor:
+        """A student's outputs in training: without any correction, unless older tasks keep theirs."""
+        if self.keep_all:
+            return self.predict(model, images)
+        logits: Tensor = model(images).logits
+        return logits
 
 
 def fit_correction(logits: Tensor, labels: Tensor, new: int) -> tuple[Tensor, Tensor]:

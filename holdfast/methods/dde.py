@@ -11,13 +11,14 @@ from torch import Tensor
 
 from holdfast.federation.local import Batch, Local, Stage
 from holdfast.federation.messages import Extras
-from holdfast.federation.passes import evaluating
+from holdfast.federation.passes import one_pass
 from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import cross_entropy, distillation, neighbour_cross_entropy
 from holdfast.methods.base import STRICT, Losses, Method
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 
 MOMENTUM = 0.9  # of the head direction
+ROWS = 1024  # of the matrix of similarities at a time
 
 
 class DirectedModel(IncrementalModel):
@@ -37,8 +38,9 @@ class DDE(Method):
     outputs is taken away. Beside that, distillation at temperature 2. The authors' code has no variant with iCaRL,
     which the paper compares: this is one with a linear head. Federated: neighbours are the client's own; the direction
     (a running mean of batch means) is found by the clients of a task's last round in one pass under the new global
-    model, and the server adds the unnormalised directions, weighted by their batches. A client without an old model or
-    without new data trains by ordinary cross-entropy."""
+    model, and the server adds the unnormalised directions, weighted by their batches. It stays until the next task
+    is over. A client without an old model, without memory (a newcomer) or without new data classifies by ordinary
+    cross-entropy."""
 
     name: ClassVar[str] = "dde"
     about: ClassVar[str] = "DDE (Hu et al., 2021) with iCaRL: neighbours in the old feature space, head effect removed"
@@ -62,10 +64,16 @@ class DDE(Method):
         return frozenset({"direction"})
 
     def stages(self, local: Local) -> Iterable[Stage]:
-        if local.predecessor is not None and len(local.data) > 1 and self.neighbours:
-            unit = F.normalize(local.features(local.predecessor, local.data), dim=1)
-            local.scratch["near"] = local.data[nearest_others(unit, self.neighbours)]  # (N, K) rows
+        fresh = self.fresh(local)
+        if len(fresh) > 1 and len(local.memory) and self.neighbours and local.predecessor is not None:
+            unit = F.normalize(local.features(local.predecessor, fresh), dim=1)
+            local.scratch["near"] = fresh[nearest_others(unit, self.neighbours)]  # (N, K) rows
         yield local.stage(local.everything)
+
+    def fresh(self, local: Local) -> Tensor:
+        """The client's images of the newest growth's classes, ascending."""
+        newest = local.positions[local.world.train.labels[local.data]] >= sum(local.registry.growths[:-1])
+        return local.data[newest].sort().values
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         logits = local.model(batch.images).logits
@@ -82,15 +90,21 @@ class DDE(Method):
     def classification(self, local: Local, batch: Batch, logits: Tensor) -> Tensor:
         """New images share their probability with their neighbours; exemplars have their own."""
         near = local.scratch.get("near")
-        fresh = torch.isin(batch.rows, local.data).to(logits.device)
-        if near is None or not fresh.any():
+        if near is None:
             return cross_entropy(logits, batch.labels)
-        order = local.data.argsort()
-        place = order[torch.searchsorted(local.data[order], batch.rows[fresh.cpu()])]
-        rows = near[place]  # (M, K)
-        with evaluating(local.model):
-            images = local.world.transform.plain(local.world.train.images[rows.flatten()].to(logits.device))
-            p = local.model(images).logits.softmax(dim=1).unflatten(0, rows.shape)  # (M, K, C)
+        new = self.fresh(local)
+        fresh = torch.isin(batch.rows, new).to(logits.device)
+        if not fresh.any():
+            return cross_entropy(logits, batch.labels)
+        rows = near[torch.searchsorted(new, batch.rows[fresh.cpu()])]  # (M, K)
+        answers = one_pass(
+            local.model,
+            local.world.train,
+            local.world.transform,
+            rows.flatten(),
+            lambda pixels: local.model(pixels).logits.softmax(dim=1),
+        )
+        p = answers.to(logits.device).unflatten(0, rows.shape)  # (M, K, C)
         labels = batch.labels[fresh]
         theirs = p.gather(2, labels[:, None, None].expand(-1, rows.shape[1], 1)).squeeze(2).mean(dim=1).clone()
         total = neighbour_cross_entropy(logits[fresh], labels, theirs) * fresh.sum()
@@ -98,10 +112,9 @@ class DDE(Method):
             total = total + cross_entropy(logits[~fresh], batch.labels[~fresh]) * (~fresh).sum()
         return total / len(logits)
 
-    def finish_task(self, local: Local) -> Extras | None:
-        if not len(local.data):
-            return None
-        means = [part.mean(dim=0) for part in local.features(local.model, local.data).split(local.world.training.batch)]
+    def finish_task(self, local: Local) -> Extras:
+        rows = local.everything[torch.randperm(len(local.everything), generator=local.generator("direction"))]
+        means = [part.mean(dim=0) for part in local.features(local.model, rows).split(local.world.training.batch)]
         direction = torch.zeros_like(means[0])
         for mean in means:
             direction = MOMENTUM * direction + mean
@@ -124,5 +137,9 @@ class DDE(Method):
 
 def nearest_others(unit: Tensor, count: int) -> Tensor:
     """For each of N unit features the positions of its nearest others (N, K)."""
-    similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
-    return similarity.topk(min(count, len(unit) - 1), dim=1).indices
+    found = []
+    for start in range(0, len(unit), ROWS):
+        similarity = unit[start : start + ROWS] @ unit.T
+        similarity[torch.arange(len(similarity)), torch.arange(start, start + len(similarity))] = -torch.inf
+        found.append(similarity.topk(min(count, len(unit) - 1), dim=1).indices)
+    return torch.cat(found)

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from holdfast.errors import HoldfastError
 from holdfast.federation.local import Batch, Local, Preset, Stage
 from holdfast.federation.messages import Extras
 from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
@@ -27,7 +28,8 @@ class DyTox(Method):
     old classes; a head that tells the newest classes from all old ones keeps the tokens apart. Old tokens and heads are
     frozen. After each task everything but the encoder is fine-tuned on the balanced memory, without the old model.
     Federated: the server makes token and heads; what is frozen is neither sent nor averaged and stays to the bit; the
-    clients of a task's last round fine-tune, and the server averages what they tuned by their numbers of exemplars.
+    clients of a task's last round that have exemplars of old and of new classes fine-tune, and the server averages what
+    they tuned by their numbers of exemplars. There is no warm-up: five of 500 epochs are less than a round's first.
     Herding takes the answers to all tokens, of plain images (the official code's were augmented), and memory is one
     client's own (theirs grew with the number of GPUs). The paper's comparison says ResNet-18: `encoder = "network"`
     puts the transformer on the last maps of `model.name`."""
@@ -55,6 +57,8 @@ class DyTox(Method):
         return True
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        if self.width % self.heads:
+            raise HoldfastError(f"method.heads={self.heads} does not divide method.width={self.width}; change either")
         return TokenModel(spec, rng, self.width, self.heads, self.depth, self.encoder == "network")
 
     def build_proxy(self, home: ProxyHome) -> Proxy:
@@ -62,9 +66,8 @@ class DyTox(Method):
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         """Tokens and heads of old tasks."""
-        old = range(len(model.blocks) - 1)
-        starts = tuple(start for i in old for start in (f"tokens.{i}", f"blocks.{i}."))
-        return frozenset(name for name in model.state_dict() if starts and name.startswith(starts))
+        old = {(kind, str(i)) for i in range(len(model.blocks) - 1) for kind in ("tokens", "blocks")}
+        return frozenset(name for name in model.state_dict() if tuple(name.split(".")[:2]) in old)
 
     def stages(self, local: Local) -> Iterable[Stage]:
         stage = local.stage(local.everything)
@@ -103,7 +106,7 @@ class DyTox(Method):
         return F.binary_cross_entropy_with_logits(logits, one_hot((labels - start + 1).clamp(min=0), logits))
 
     def finish_task(self, local: Local) -> Extras | None:
-        if not len(local.exemplars) or not self.tune_epochs or len(local.registry.growths) < 2:
+        if not self.tune_epochs or not local.has_old_and_new:
             return None
         names = frozenset(name for name, _ in local.model.named_parameters())
         tuned = {name for name in names if not name.startswith(("backbone.", "divergence."))}

@@ -22,7 +22,8 @@ class GeoDL(Method):
     distance on pooled maps and approximates the decomposition with random jitter; here it is the closed form, in double
     precision, with the small-angle series, and no gradient through the kernel. As in the paper's own comparison there
     is no distillation of outputs, unless `distil`. Federated: all of it is local. The subspaces have at most half the
-    features' dimensions, because nearly whole spaces make it a plain cosine, and two fewer than a batch has images."""
+    features' dimensions, because nearly whole spaces make it a plain cosine, and two fewer than a batch has images,
+    also where the last batch is a short one."""
 
     name: ClassVar[str] = "geodl"
     about: ClassVar[str] = "GeoDL (Simon et al., 2021) with iCaRL: distillation along the geodesic between subspaces"
@@ -54,6 +55,8 @@ class GeoDL(Method):
         return terms
 
     def distance(self, features: Tensor, teacher: Tensor) -> Tensor:
+        if not bool(features.isfinite().all()):
+            return features.sum()  # not finite either: the client's training says so in one sentence
         size = min(len(features) - 2, features.shape[1] // 2)
         kernel = geodesic_flow(subspace(teacher, size), subspace(features, size))
         return geodesic_distance(features, teacher, kernel)

@@ -41,6 +41,7 @@ class GLFC(Method):
     latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent feature while perturbing")
     perturb_steps: int = Field(default=50, ge=1, description="steps of the perturbation")
     iterations: int = Field(default=60, ge=1, description="of the reconstruction at the proxy")
+    patience: int = Field(default=1, ge=0, description="first rounds of a growth that score nothing; the text's 0")
 
     @property
     def preset(self) -> Preset:
@@ -55,7 +56,7 @@ class GLFC(Method):
 
     def build_proxy(self, home: ProxyHome) -> Proxy:
         buffer = self.build_model(home.spec, torch_generator(0, "buffer")).to(home.device)
-        settings = ProxySettings(capacity=home.classes, iterations=self.iterations, augmented=0)
+        settings = ProxySettings(capacity=home.classes, iterations=self.iterations, augmented=0, patience=self.patience)
         return PrototypeProxy(home, settings, buffer)
 
     def loss(self, local: Local, batch: Batch) -> Losses:

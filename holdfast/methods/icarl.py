@@ -26,9 +26,9 @@ class ICaRL(Method):
     those of new classes the labels; exemplars by herding. Federated: the old model is the last global one of the task
     before; memories stay with the clients. For the nearest mean of exemplars the clients of a task's last round send,
     class by class, the sum of their exemplars' unit features under the new global model and their number; the server
-    adds them up. A class that none of them holds keeps its mean of before; while a head has classes without a mean (in
-    mid-task) the head answers. Often ported with swapped colour channels in place of a mirror image; here it is a
-    mirror image, where the data set allows one."""
+    adds them up. A class that none of them holds keeps its mean of before; as long as any class of the head has no mean
+    at all (in mid-task, or when none of these clients holds it) the head answers. Often ported with swapped colour
+    channels in place of a mirror image; here it is a mirror image, where the data set allows one."""
 
     name: ClassVar[str] = "icarl"
     about: ClassVar[str] = "iCaRL (Rebuffi et al., 2017): sigmoid distillation, herding; head or nearest mean answers"

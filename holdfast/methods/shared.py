@@ -35,7 +35,7 @@ def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
 
 def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
     """One tensor of all clients' extras, averaged by their numbers of images."""
-    counts = torch.stack([e.tensors["images"] for e in extras]).double()
+    counts = torch.stack([e.tensors["images"] for e in extras]).double().clamp(min=1e-9)  # all may have none
     values = torch.stack([e.tensors[name].double() for e in extras])
     mean: Tensor = torch.tensordot(counts / counts.sum(), values, dims=1).float()
     return mean

@@ -159,6 +159,20 @@ def test_data_and_memory_do_not_overlap_and_unknown_classes_are_left_out(small: 
     assert len(local_of(empty, client, 0, State(client)).everything) == 0
 
 
+def test_a_client_knows_whether_it_has_exemplars_of_old_and_of_new_classes(small: dict[str, Any]) -> None:
+    federation = federation_of(with_replay(small))
+    world = federation.world
+    federation.server.grow(tuple(world.classes[c] for c in (0, 1)))
+    federation.server.grow(tuple(world.classes[c] for c in (2, 3)))
+    rows = {c: world.train.by_class[c][:3].int() for c in range(6)}
+
+    def both(*classes: int) -> bool:
+        return local_of(federation, 0, 0, State(0, {c: rows[c] for c in classes})).has_old_and_new
+
+    assert both(0, 3)
+    assert not any((both(), both(0, 1), both(2, 3), both(2, 5)))  # 5 is not known to the head
+
+
 def test_batches_cover_everything_once_and_label_by_head_position(small: dict[str, Any]) -> None:
     federation = federation_of(small, class_share=1.0)
     world = federation.world
