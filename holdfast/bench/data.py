@@ -11,12 +11,12 @@ from PIL import Image
 from holdfast.bench import Ratio, Report
 from holdfast.data.decoding import cores, decode_files
 
-FILES, SIDE, SIZE = 6_000, 128, 64
+FILES, TIMES, SIDE, SIZE = 6_000, 4, 128, 64
 BOUND = 1.7
 
 
 def measure(tell: Callable[[str], None]) -> Report:
-    """Decodes JPEG files of 128 pixels to 64."""
+    """Decodes JPEG files of 128 pixels to 64, each several times."""
     with tempfile.TemporaryDirectory() as folder:
         tell(f"writing {FILES} JPEG files")
         names = _write(Path(folder))
@@ -24,8 +24,8 @@ def measure(tell: Callable[[str], None]) -> Report:
         for processes in (1, cores()):
             tell(f"decoding with {processes} process{'es' * (processes > 1)}")
             start = perf_counter()
-            decode_files(Path(folder), names, SIZE, "decoding", processes)
-            speeds[processes] = FILES / (perf_counter() - start)
+            decode_files(Path(folder), names * TIMES, SIZE, "decoding", processes)
+            speeds[processes] = FILES * TIMES / (perf_counter() - start)
     rows = [[str(processes), f"{speed:.0f}"] for processes, speed in speeds.items()]
     ratio = Ratio(f"{cores()} processes / 1", speeds[cores()] / speeds[1], BOUND)
     return Report([ratio], ["processes", "images a second"], rows, {"images_a_second": speeds})

@@ -17,7 +17,6 @@ import numpy as np
 
 from holdfast.data.decode import decode_image
 from holdfast.errors import HoldfastError
-from holdfast.progress import progress_bar
 
 BLOCK = 250  # files that a process takes at a time
 FEW = 2_000  # files that one process has decoded before others have started
@@ -30,6 +29,8 @@ def cores() -> int:
 
 def decode_files(place: Path, files: Sequence[str], size: int, text: str, processes: int | None = None) -> np.ndarray:
     """The images of `files`, which lie in the zip file or below the folder `place`: (N, 3, size, size) uint8."""
+    from holdfast.progress import progress_bar  # here, because the processes below need none and start sooner without
+
     count = processes or (cores() if len(files) > FEW else 1)
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, progress_bar() as bar:
         file = Path(folder) / "images.npy"
