@@ -49,6 +49,7 @@ def test_links_and_commands_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
         assert (ROOT / target).exists(), target
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
     assert set(re.findall(r"(?:^    |; )holdfast (\w+)", TEXT, re.M)) <= commands
     for config in re.findall(r"configs/[\w-]+\.toml", TEXT):
         assert (ROOT / config).exists()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from holdfast.data import digits, glyphs, tiny_imagenet
+from holdfast.data import cifar100, digits, glyphs, tiny_imagenet
 from holdfast.data.cache import cache_folder, cached
 from holdfast.data.images import DataSet, ImageSet
 from holdfast.errors import HoldfastError
@@ -86,6 +86,12 @@ def _tiny_imagenet(settings: "DataSettings") -> DataSet:
     return _dataset("tiny-imagenet", names, arrays, tiny_imagenet, flip=True)
 
 
+def _cifar100(settings: "DataSettings") -> DataSet:
+    source = cifar100.find(Path(settings.path).expanduser() if settings.path else None, data_root())
+    names, arrays = cifar100.load(source, settings.size or 0, cache_folder())
+    return _dataset("cifar100", names, arrays, cifar100, flip=True)
+
+
 SOURCES: dict[str, Source] = {
     "glyphs": Source(
         "characters drawn from the fonts inside matplotlib; needs no download",
@@ -93,5 +99,6 @@ SOURCES: dict[str, Source] = {
         _glyphs,
     ),
     "digits": Source("scikit-learn's 1,797 handwritten digits; needs no download", {"size": 32}, _digits),
+    "cifar100": Source("CIFAR-100, from an official archive (Python or binary) or its folder", {"size": 32}, _cifar100),
     "tiny-imagenet": Source("TinyImageNet, from the official zip or its folder", {"size": 64}, _tiny_imagenet),
 }

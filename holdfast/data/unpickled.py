@@ -1,0 +1,184 @@
+"""Reading the few pickles that data sets are published as, without ever loading one.
+
+A pickle is a program. `pickletools` takes it apart without running it, and what is understood here is only how to put
+together numbers, strings, bytes, lists, tuples, dictionaries and NumPy arrays. Anything else is refused."""
+
+import pickletools
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import HoldfastError
+
+ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}
+TYPES = {("numpy", "ndarray"), ("numpy", "dtype")}
+TEXTS = {("_codecs", "encode")}  # how Python 3 writes bytes in old protocols
+LARGEST = 1 << 33  # bytes of an array
+
+
+class _Mark:
+    """Where on the stack a list, tuple or dictionary begins."""
+
+
+class _Array:
+    """An array that has been announced and not yet described."""
+
+    value: np.ndarray | None = None
+
+
+class _Type:
+    """A NumPy type: only whole numbers and floats of one to eight bytes."""
+
+    def __init__(self, name: Any) -> None:
+        text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
+        if not isinstance(text, str) or text not in {f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)}:
+            raise ValueError(f"an array of {text!r}")
+        self.name, self.order = text, "<"
+
+
+def read_pickle(blob: bytes, name: str) -> Any:
+    """What a pickle of plain values and arrays holds; `name` is what an error calls it."""
+    try:
+        return _run(blob)
+    except Exception as error:  # pickletools and the stack raise nearly any type on a broken file
+        raise HoldfastError(
+            f"{name} is not a file of plain values ({error}); it was not opened further; get the archive anew"
+        ) from error
+
+
+def _run(blob: bytes) -> Any:
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for opcode, argument, _ in pickletools.genops(blob):
+        name = opcode.name
+        if name in ("PROTO", "FRAME"):
+            continue
+        if name == "STOP":
+            return _finished(stack.pop())
+        if name in VALUES:
+            stack.append(argument)
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name]())
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            memo[argument] = stack[-1]
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo[argument])
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            words = tuple(str(argument).split(" ")) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
+            if words not in ARRAYS | TYPES | TEXTS:
+                raise ValueError(f"it wants to call {'.'.join(map(str, words))}")
+            stack.append(words)
+        elif name in BUILDERS:
+            BUILDERS[name](stack)
+        else:
+            raise ValueError(f"it has the instruction {name}")
+    raise ValueError("it ends too soon")
+
+
+def _since_mark(stack: list[Any]) -> list[Any]:
+    items = []
+    while not isinstance(stack[-1], _Mark):
+        items.append(stack.pop())
+    stack.pop()
+    return items[::-1]
+
+
+def _tuple(stack: list[Any], count: int) -> None:
+    items = tuple(stack[len(stack) - count :])
+    del stack[len(stack) - count :]
+    stack.append(items)
+
+
+def _append(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], list):
+        raise ValueError("it appends to something that is no list")
+    stack[-1].extend(items)
+
+
+def _set(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], dict):
+        raise ValueError("it fills something that is no dictionary")
+    stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+
+def _call(stack: list[Any]) -> None:
+    given, what = stack.pop(), stack.pop()
+    if what in ARRAYS:
+        stack.append(_Array())
+    elif what == ("numpy", "dtype"):
+        stack.append(_Type(given[0]))
+    elif what in TEXTS:
+        text, encoding = given
+        if encoding != "latin1":
+            raise ValueError("it encodes text in an unknown way")
+        stack.append(text.encode("latin1"))
+    else:
+        raise ValueError("it calls something that cannot be called")
+
+
+def _build(stack: list[Any]) -> None:
+    """Gives an announced array its shape, type and bytes, or a type its byte order."""
+    state, what = stack.pop(), stack[-1]
+    if isinstance(what, _Type):
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        if order not in ("<", ">", "|", "="):
+            raise ValueError("a type without a byte order")
+        what.order = order
+    elif isinstance(what, _Array):
+        _, shape, kind, fortran, content = state
+        if isinstance(content, str):
+            content = content.encode("latin1")
+        values = np.frombuffer(content, np.dtype(kind.name).newbyteorder(kind.order))
+        if len(content) > LARGEST or not all(isinstance(n, int) and n >= 0 for n in shape):
+            raise ValueError("an array of an impossible shape")
+        what.value = values.reshape(shape, order="F" if fortran else "C")
+    else:
+        raise ValueError("it describes something that is no array")
+
+
+def _finished(value: Any) -> Any:
+    """The same with arrays in the place of their announcements."""
+    if isinstance(value, _Array):
+        if value.value is None:
+            raise ValueError("an array without content")
+        return value.value
+    if isinstance(value, list):
+        return [_finished(item) for item in value]
+    if isinstance(value, dict):
+        return {_finished(key): _finished(item) for key, item in value.items()}
+    if isinstance(value, str | bytes | int | float | bool | None):
+        return value
+    if isinstance(value, tuple):
+        return tuple(_finished(item) for item in value)
+    raise ValueError("something that is no plain value")
+
+
+CONSTANTS: dict[str, Any] = {
+    "MARK": _Mark,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_TUPLE": tuple,
+}
+VALUES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+}
+BUILDERS: dict[str, Any] = {
+    "TUPLE": lambda stack: stack.append(tuple(_since_mark(stack))),
+    "TUPLE1": lambda stack: _tuple(stack, 1),
+    "TUPLE2": lambda stack: _tuple(stack, 2),
+    "TUPLE3": lambda stack: _tuple(stack, 3),
+    "LIST": lambda stack: stack.append(_since_mark(stack)),
+    "APPEND": lambda stack: _append(stack, [stack.pop()]),
+    "APPENDS": lambda stack: _append(stack, _since_mark(stack)),
+    "SETITEM": lambda stack: _set(stack, [stack.pop(-2), stack.pop()]),
+    "SETITEMS": lambda stack: _set(stack, _since_mark(stack)),
+    "REDUCE": _call,
+    "BUILD": _build,
+}

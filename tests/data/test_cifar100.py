@@ -1,0 +1,154 @@
+"""CIFAR-100 from files of its true formats, whole and broken; and pickles that want to do harm."""
+
+import io
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from holdfast.data.cifar100 import find, load
+from holdfast.data.unpickled import read_pickle
+from holdfast.errors import HoldfastError
+
+RNG = np.random.Generator(np.random.PCG64(1))
+NAMES = ["apple", "aquarium_fish", "baby"]
+PARTS = {
+    part: (RNG.integers(0, 256, (count, 3072), dtype=np.uint8), [i % 3 for i in range(count)])
+    for part, count in (("train", 9), ("test", 6))
+}
+
+
+def table(part: str, **changed: Any) -> bytes:
+    """As the authors' Python 2 wrote it: keys and file names are bytes to us."""
+    images, labels = PARTS[part]
+    content = {"filenames": [b"a.png"] * len(labels), "batch_label": b"part 1 of 1", "coarse_labels": [0] * len(labels)}
+    content |= {"fine_labels": labels, "data": images, **changed}
+    return pickle.dumps({key.encode(): value for key, value in content.items()}, 2)
+
+
+def python_files(**changed: Any) -> dict[str, bytes]:
+    meta = {b"fine_label_names": [n.encode() for n in NAMES], b"coarse_label_names": [b"x"]}
+    return {"train": table("train", **changed), "test": table("test"), "meta": pickle.dumps(meta, 2)}
+
+
+def binary_files() -> dict[str, bytes]:
+    files = {"fine_label_names.txt": "\n".join(NAMES).encode() + b"\n", "coarse_label_names.txt": b"x\n"}
+    for part, (images, labels) in PARTS.items():
+        records = zip(images, labels, strict=True)
+        files[f"{part}.bin"] = b"".join(bytes([7, c]) + image.tobytes() for image, c in records)
+    return files
+
+
+def written(folder: Path, form: str, files: dict[str, bytes], name: str) -> Path:
+    if form == "archive":
+        path = folder / f"{name}.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for file, content in files.items():
+                entry = tarfile.TarInfo(f"{name}/{file}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+        return path
+    inside = folder / "unpacked" / (name if form == "outer folder" else "")
+    inside.mkdir(parents=True)
+    for file, content in files.items():
+        (inside / file).write_bytes(content)
+    return folder / "unpacked"
+
+
+@pytest.mark.parametrize("form", ["archive", "folder", "outer folder"])
+@pytest.mark.parametrize("kind", ["python", "binary"])
+def test_all_published_forms_give_the_same(tmp_path: Path, kind: str, form: str) -> None:
+    files = python_files() if kind == "python" else binary_files()
+    names, arrays = load(written(tmp_path, form, files, f"cifar-100-{kind}"), 32, tmp_path / "cache")
+    assert names == tuple(NAMES)
+    for part, (images, labels) in PARTS.items():
+        np.testing.assert_array_equal(arrays[f"{part}_images"], images.reshape(-1, 3, 32, 32))
+        assert arrays[f"{part}_labels"].tolist() == labels
+
+
+def test_it_is_found_by_its_usual_names(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="holds no CIFAR-100"):
+        find(None, tmp_path)
+    path = written(tmp_path, "archive", binary_files(), "cifar-100-binary")
+    assert find(None, tmp_path) == path
+    assert find(path, None) == path
+    with pytest.raises(HoldfastError, match="nothing says where"):
+        find(None, None)
+    with pytest.raises(HoldfastError, match="there is no CIFAR-100 at"):
+        find(tmp_path / "other", tmp_path)
+
+
+def broken(what: str) -> dict[str, bytes]:
+    if what == "cut binary":
+        files = binary_files()
+        return {**files, "train.bin": files["train.bin"][:-5]}
+    if what == "missing test":
+        return {name: content for name, content in python_files().items() if name != "test"}
+    if what == "label out of range":
+        files = binary_files()
+        return {**files, "train.bin": bytes([0, 99]) + files["train.bin"][2:]}
+    if what == "too few labels":
+        return python_files(fine_labels=[0])
+    if what == "float images":
+        return python_files(data=PARTS["train"][0].astype(float))
+    return {**python_files(), "train": python_files()["train"][:-100]}
+
+
+@pytest.mark.parametrize(
+    "what", ["cut binary", "missing test", "label out of range", "too few labels", "float images", "cut pickle"]
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, what: str) -> None:
+    source = written(tmp_path, "folder", broken(what), "any")
+    with pytest.raises(HoldfastError) as caught:
+        load(source, 32, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert str(source) in str(caught.value)
+
+
+def test_half_an_archive_and_another_size_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "archive", python_files(), "cifar-100-python")
+    with pytest.raises(HoldfastError, match=r"data\.size=64, but CIFAR-100"):
+        load(path, 64, tmp_path / "cache")
+    path.write_bytes(path.read_bytes()[:400])
+    with pytest.raises(HoldfastError, match="cannot be read"):
+        load(path, 32, tmp_path / "cache")
+
+
+class Harm:
+    """When it is unpickled, a file appears."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, protocol: int) -> None:
+    harm = pickle.dumps({b"data": Harm(tmp_path / "harmed"), b"fine_labels": [0]}, protocol)
+    source = written(tmp_path, "folder", {**python_files(), "train": harm}, "any")
+    with pytest.raises(HoldfastError, match="not a file of plain values"):
+        load(source, 32, tmp_path / "cache")
+    assert not (tmp_path / "harmed").exists()
+    pickle.loads(harm)  # noqa: S301
+    assert (tmp_path / "harmed").exists()  # it would have
+
+
+@pytest.mark.parametrize("protocol", range(1, 5))
+def test_plain_values_and_arrays_are_read(protocol: int) -> None:
+    value = {"a": [1, -2, 1 << 40, 1.5, None, True], "é": ("x", b"\xff\x00"), "n": np.arange(6.0).reshape(2, 3)}
+    found = read_pickle(pickle.dumps(value, protocol), "it")
+    assert found["a"] == value["a"]
+    assert found["é"] == value["é"]
+    np.testing.assert_array_equal(found["n"], value["n"])
+
+
+@pytest.mark.parametrize("value", [{1, 2}, range(3), np.array([object()]), np.dtype("O"), print, Path("x")])
+def test_everything_else_is_refused(value: Any) -> None:
+    with pytest.raises(HoldfastError, match="not a file of plain values"):
+        read_pickle(pickle.dumps(value, 2), "it")
