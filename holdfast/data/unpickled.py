@@ -48,7 +48,7 @@ def read_pickle(blob: bytes, name: str) -> Any:
 
 def _run(blob: bytes) -> Any:
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(blob):
         name = opcode.name
         if name in ("PROTO", "FRAME"):
