@@ -14,7 +14,8 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of
-from holdfast.methods.lga import LGA, LGAPaper, nearest_to_mean
+from holdfast.federation.prototypes import nearest_to_mean
+from holdfast.methods.lga import LGA, LGAPaper
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
