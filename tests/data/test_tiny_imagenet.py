@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from holdfast.data import tiny_imagenet
+from holdfast.data import decoding, tiny_imagenet
 from holdfast.data.decode import decode_image
 from holdfast.data.tiny_imagenet import find, load
 from holdfast.errors import HoldfastError
@@ -136,7 +136,7 @@ def test_decoded_once_per_size_and_content(tmp_path: Path, monkeypatch: pytest.M
         decoded.append(name)
         return decode_image(file, size, name)
 
-    monkeypatch.setattr(tiny_imagenet, "decode_image", counting)
+    monkeypatch.setattr(decoding, "decode_image", counting)
     cache = tmp_path / "cache"
     source = write_source(tmp_path, form, archive_files())
     first, again = load(source, 8, cache), load(source, 8, cache)
