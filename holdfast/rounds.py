@@ -70,7 +70,7 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
     with clock("observe"):
         _settle(federation, number, ask, over=False)
         detection = _detect(federation, number, partial(ask, "entropies"))
-    with clock("visit"):
+    with clock("begin"):
         visits = _visit(federation, engine, work, number, "begin") if grown else Sent()
     with clock("train"):
         selected = plan.selected[number]
@@ -84,10 +84,11 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
             tick()
     with clock("aggregate"):
         server.aggregate(replies, federation.weighting)
-    if plan.ends_task(number):
-        with clock("remember"):
+    with clock("remember"):
+        if plan.ends_task(number):
             _settle(federation, number, ask, over=True)
-        with clock("finish"):
+    with clock("finish"):
+        if plan.ends_task(number):
             visits += _visit(federation, engine, work, number, "finish")
     with clock("proxy"):
         judged = federation.proxy.judge(number, server.registry.growths, server.weights, shares)

@@ -84,7 +84,17 @@ def test_the_record_has_a_line_a_round_with_all_that_was_measured(folder: Path) 
         assert line["accuracy"] == pytest.approx(np.mean(line["task_accuracy"]))
         assert line["accuracy"] == pytest.approx(line["macro_recall"])  # the test set is balanced
         assert set(line["losses"]) == {"classification"}
-        assert set(line["seconds"]) == {"grow", "observe", "train", "aggregate", "proxy", "remember", "evaluate"}
+        assert set(line["seconds"]) == {
+            "grow",
+            "observe",
+            "train",
+            "aggregate",
+            "proxy",
+            "remember",
+            "begin",
+            "finish",
+            "evaluate",
+        }
     assert lines[-1]["bytes"]["server"] == {"down": 3 * size, "up": 3 * size}
 
 
