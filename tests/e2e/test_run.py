@@ -95,7 +95,7 @@ def test_the_record_has_a_line_a_round_with_all_that_was_measured(folder: Path) 
             "finish",
             "evaluate",
         }
-    assert lines[-1]["bytes"]["server"] == {"down": 3 * size, "up": 3 * size}
+    assert lines[-1]["bytes"]["server"] == {"down": 3 * size, "up": 3 * size, "extras": 0}
 
 
 def test_the_result_follows_from_the_record(folder: Path) -> None:
