@@ -93,13 +93,11 @@ class AFC(Method):
         if not extras or extras[0].kind == "class sums":
             shared.place_proxies(model, extras, seed, number)
             return
-        for name in extras[0].tensors:
-            if name.startswith("blocks."):
-                model.get_parameter(name).data.copy_(shared.mean_of(extras, name))
-            elif name.startswith("importance"):
-                total = torch.stack([e.tensors[name].double() for e in extras]).sum(dim=0)
-                mean = total.mean()
-                model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))
+        shared.merge_classifiers(model, extras)
+        for name in (name for name in extras[0].tensors if name.startswith("importance")):
+            total = torch.stack([e.tensors[name].double() for e in extras]).sum(dim=0)
+            mean = total.mean()
+            model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))
 
 
 def importance_sums(local: Local) -> dict[str, Tensor]:

@@ -137,18 +137,19 @@ class BiC(Method):
 
 def fit_correction(logits: Tensor, labels: Tensor, new: int) -> tuple[Tensor, Tensor]:
     """The scale and shift of the `new` last outputs (N, C) under which the cross-entropy, with a pull of the shift
-    towards 0, is least."""
+    towards 0, is least. The scale is sought by its logarithm: a handful of images may want a negative one, which would
+    turn the order of the new classes round."""
     logits = logits.double()
-    pair = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    pair = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # log of the scale, shift
     optimiser = torch.optim.LBFGS([pair], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        corrected = torch.cat([logits[:, :-new], pair[0] * logits[:, -new:] + pair[1]], dim=1)
+        corrected = torch.cat([logits[:, :-new], pair[0].exp() * logits[:, -new:] + pair[1]], dim=1)
         total = F.cross_entropy(corrected, labels) + PULL * pair[1].square() / 2
         total.backward()
         return total
 
     optimiser.step(closure)
-    fitted = pair.detach().float()
-    return fitted[0], fitted[1]
+    fitted = pair.detach()
+    return fitted[0].exp().float(), fitted[1].float()

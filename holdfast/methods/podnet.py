@@ -21,11 +21,12 @@ from holdfast.models.incremental import IncrementalModel, ModelSpec
 @dataclass(frozen=True, config=STRICT)
 class PODNet(Method):
     """A classifier of ten proxies a class; distillation of the squared maps of all stages, summed over width and over
-    height, and of the pooled features; after each task all proxies are fine-tuned on the balanced memory. The shipped
-    margin of the loss is taken from every class and so does nothing: it is left out. Federated: the server makes the
-    proxies of new classes, from the class means that the clients of the growth's round send; old proxies are neither
-    trained nor sent in the main phase; after a task's last round its clients fine-tune the classifier, and the server
-    averages it alone, by their numbers of exemplars. Statistics do not move while fine-tuning."""
+    height, and of the pooled features; after each task but the first all proxies are fine-tuned on the balanced
+    memory. The shipped margin of the loss is taken from every class and so does nothing: it is left out. Federated:
+    the server makes the proxies of new classes, from the class means that the clients of the growth's round send; old
+    proxies are neither trained nor sent in the main phase; after a task's last round its clients fine-tune the
+    classifier, and the server averages it alone, by their numbers of exemplars. Statistics do not move while fine-
+    tuning."""
 
     name: ClassVar[str] = "podnet"
     about: ClassVar[str] = "PODNet (Douillard et al., 2020): pooled-outputs distillation, proxies, balanced fine-tuning"
@@ -73,14 +74,13 @@ class PODNet(Method):
         return terms
 
     def finish_task(self, local: Local) -> Extras | None:
-        if not len(local.exemplars) or not self.tune_epochs:
-            return None
         classifier = shared.tuned_classifier(local, self.tune_epochs, self.tune_rate)
+        if not classifier:
+            return None
         return Extras("classifier", {**classifier, "images": torch.tensor(len(local.exemplars))})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
         if not extras or extras[0].kind == "class sums":
             shared.place_proxies(model, extras, seed, number)
             return
-        for name in (name for name in extras[0].tensors if name.startswith("blocks.")):
-            model.get_parameter(name).data.copy_(shared.mean_of(extras, name))
+        shared.merge_classifiers(model, extras)

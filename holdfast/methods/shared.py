@@ -35,7 +35,7 @@ def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
 
 def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
     """One tensor of all clients' extras, averaged by their numbers of images."""
-    counts = torch.stack([e.tensors["images"] for e in extras]).double().clamp(min=1e-9)  # all may have none
+    counts = torch.stack([e.tensors["images"] for e in extras]).double()
     values = torch.stack([e.tensors[name].double() for e in extras])
     mean: Tensor = torch.tensordot(counts / counts.sum(), values, dims=1).float()
     return mean
@@ -74,15 +74,25 @@ def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, 
 
 def tuned_classifier(local: Local, epochs: int, rate: float) -> dict[str, Tensor]:
     """All proxies after some epochs on the client's exemplars, which are balanced; the rest of the model stays as it
-    is, its statistics too."""
+    is, its statistics too. Nothing in the first task, as published: there is nothing to balance."""
+    if len(local.registry.growths) < 2 or not len(local.exemplars) or not epochs:
+        return {}
     model = local.model.eval()
     assert isinstance(model, ProxyModel)
     model.requires_grad_(False)
     proxies = {f"blocks.{i}.weight": weight.requires_grad_() for i, weight in enumerate(model.proxies)}
-    optimiser = torch.optim.SGD(list(proxies.values()), lr=rate, momentum=0.9)
+    decay = local.world.training.optimiser.weight_decay
+    optimiser = torch.optim.SGD(list(proxies.values()), lr=rate, momentum=0.9, weight_decay=decay)
     for epoch in range(epochs):
         for batch in local.batches(local.exemplars, epoch):
             optimiser.zero_grad()
             nca(model.scale * model(batch.images).logits, batch.labels).backward()
             optimiser.step()
     return {name: weight.detach().cpu().clone() for name, weight in proxies.items()}
+
+
+def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None:
+    """The mean of all proxies over the clients that tuned them, by their numbers of exemplars."""
+    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors)]
+    for name in (name for name in (tuned[0].tensors if tuned else ()) if name.startswith("blocks.")):
+        model.get_parameter(name).data.copy_(mean_of(tuned, name))

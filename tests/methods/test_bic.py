@@ -186,6 +186,13 @@ def test_the_fit_is_where_the_slopes_vanish_with_the_pull_of_the_shift(new: int)
     assert -2 < shift < -0.1
 
 
+def test_no_fit_turns_the_order_of_the_new_classes_round() -> None:
+    """Two images whose outputs are the wrong way round would be fitted best by a negative scale."""
+    logits = torch.tensor([[0.0, 0.0, 3.0, -3.0], [0.0, 0.0, -3.0, 3.0]])
+    scale, _ = fit_correction(logits, torch.tensor([3, 2]), 2)
+    assert 0 <= float(scale) < 0.1
+
+
 def bias(scale: float, shift: float, images: int) -> Extras:
     values = {"scale": torch.tensor(scale), "shift": torch.tensor(shift), "images": torch.tensor(images)}
     return Extras("bias", values)
