@@ -2,7 +2,7 @@
 
 Six trials on glyphs-mini (other characters than are reported): three learning rates a factor of two apart, a fourth
 beyond the best if it is at the edge, else between it and its better neighbour; then, at the best rate, the method's
-main weight over three, and over nine if that was better, else times three. A method without a weight tries its variants,
+main weight over three, and over nine if that was better, else times three. A method without a weight tries variants,
 and further learning rates for the trials that are left. Two more on tiny-mini (other classes than are reported): the
 chosen rate and half of it. Then, with --report, the three reported seeds of both protocols. What is done already is
 not done again."""
