@@ -1,22 +1,17 @@
 """AFC: facts of its discrepancy and of its importances (methods.md, section 3.9); its classifier is PODNet's."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from clients import client_of, federation_of, grown_federation, maps_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
-from holdfast.data.timeline import Arrival
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
 from holdfast.federation.local import Batch, Local
-from holdfast.federation.messages import Extras, Inbox, Job, State
+from holdfast.federation.messages import Extras
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods.afc import AFC, ImportantModel, importance_sums
 from holdfast.rounds import Federation, play
@@ -25,43 +20,10 @@ from holdfast.seeding import torch_generator
 CHANNELS = (32, 64, 128, 128)
 
 
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "afc", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
-
-
-def client_of(
-    federation: Federation,
-    current: tuple[int, ...],
-    memory: dict[int, Tensor],
-    images: tuple[int, ...] | None = None,
-    **train: Any,
-) -> Local:
-    """A client with these classes as its data and this memory, under the federation's model."""
-    world = federation.world
-    plan = replace(world.plan, arrivals=((Arrival(0, current, images),),))
-    work = ClientWork(replace(world, plan=plan, training=replace(world.training, **train)))
-    job = Job(0, 0.0, 1.0, federation.server.registry, federation.server.weights)
-    model = work._load("student", job.registry.growths, job.weights).train().requires_grad_(True)
-    return Local(work.world, State(0, memory), Inbox(job), model, work._frozen)
-
-
 @pytest.fixture
 def grown(small: dict[str, Any]) -> Federation:
     """A head of two growths, of classes 0 to 2 and 3 to 5."""
-    federation = federation_of(small)
-    federation.server.grow(federation.world.classes[:3])
-    federation.server.grow(federation.world.classes[3:])
-    return federation
-
-
-def maps_of(seed: int) -> list[Tensor]:
-    rng = torch_generator(seed)
-    return [
-        torch.randn(3, channels, height, width, generator=rng, dtype=torch.float64)
-        for channels, height, width in ((2, 4, 3), (5, 2, 2))
-    ]
+    return grown_federation("afc", small, (3, 3))
 
 
 def by_channel(mine: list[Tensor], theirs: list[Tensor]) -> list[list[list[float]]]:
@@ -282,7 +244,7 @@ def test_clients_neither_train_nor_send_importances_and_old_proxies(grown: Feder
 
 
 def test_in_a_run_importances_change_at_the_end_of_a_task_alone(small: dict[str, Any]) -> None:
-    federation = federation_of(small, tune_epochs=1)
+    federation = federation_of("afc", small, tune_epochs=1)
     model = federation.server.model
     assert isinstance(model, ImportantModel)
     was = [buffer.clone() for buffer in model.importance]
@@ -297,6 +259,6 @@ def test_in_a_run_importances_change_at_the_end_of_a_task_alone(small: dict[str,
 
 def test_a_federation_of_stayers_newcomers_and_single_images_trains(small: dict[str, Any]) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "move_on": 0.6, "memory": 3, "clients": 6, "selected": 6}
-    federation = federation_of({**small, "plan": plan, "train": {"epochs": 1, "batch": 4}}, tune_epochs=1)
+    federation = federation_of("afc", {**small, "plan": plan, "train": {"epochs": 1, "batch": 4}}, tune_epochs=1)
     lines = [done.line for done in play(federation, Serial())]
     assert math.isfinite(sum(lines[-1]["losses"].values()))

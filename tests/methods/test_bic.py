@@ -8,16 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import client_of, federation_of, grown_federation, model_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
-from holdfast.data.timeline import Arrival
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
-from holdfast.federation.local import Local
-from holdfast.federation.messages import Extras, Inbox, Job, State
+from holdfast.federation.messages import Extras
 from holdfast.losses import distillation
 from holdfast.methods.bic import BiC, fit_correction
 from holdfast.models.heads import NotedModel
@@ -26,29 +21,9 @@ from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
 
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "bic", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
-
-
-def client_of(
-    federation: Federation, current: tuple[int, ...], memory: dict[int, Tensor], images: tuple[int, ...] | None = None
-) -> Local:
-    """A client with these classes as its data and this memory, under the federation's model."""
-    plan = replace(federation.world.plan, arrivals=((Arrival(0, current, images),),))
-    work, server = ClientWork(replace(federation.world, plan=plan)), federation.server
-    job = Job(0, 0.0, 1.0, server.registry, server.weights)
-    model = work._load("student", server.registry.growths, server.weights)
-    return Local(work.world, State(0, memory), Inbox(job), model, work._frozen)
-
-
 def noted_model(growths: tuple[int, ...], scale: list[float], shift: list[float]) -> NotedModel:
     """A model whose growths have been corrected so."""
-    model = BiC().build_model(ModelSpec("convnet", "batch", 16), torch_generator(4))
-    assert isinstance(model, NotedModel)
-    for classes in growths:
-        model.grow(classes, torch_generator(5, len(model.blocks)))
+    model = model_of(BiC(), NotedModel, growths)
     for name, values in (("scale", scale), ("shift", shift)):
         model.note(name, torch.repeat_interleave(torch.tensor(values), torch.tensor(growths)))
     return model.eval().requires_grad_(False)
@@ -220,10 +195,7 @@ def test_without_anybody_to_ask_nothing_is_corrected() -> None:
 def grown(small: dict[str, Any]) -> Federation:
     """Forty images a class, and a head of two growths, of classes 0 to 2 and 3 to 5."""
     settings = {**small, "data": {**small["data"], "train_per_class": 40}, "plan": {**small["plan"], "memory": 240}}
-    federation = federation_of(settings)
-    federation.server.grow(federation.world.classes[:3])
-    federation.server.grow(federation.world.classes[3:])
-    return federation
+    return grown_federation("bic", settings, (3, 3))
 
 
 def test_validation_is_balanced_and_never_trained_on(grown: Federation) -> None:
@@ -307,7 +279,7 @@ def test_a_correction_is_fitted_to_the_outputs_that_it_is_used_with(grown: Feder
 def test_what_is_fitted_to_after_a_task_was_held_out_during_it(small: dict[str, Any]) -> None:
     """Every client's validation images, when its correction is fitted, against all that it trained on in the task."""
     data, plan = {**small["data"], "train_per_class": 30}, {**small["plan"], "memory": 60}
-    federation = federation_of({**small, "data": data, "plan": {**plan, "class_share": 1.0}})
+    federation = federation_of("bic", {**small, "data": data, "plan": {**plan, "class_share": 1.0}})
     trained: dict[tuple[int, int], set[int]] = {}
     fitted: list[int] = []
 
@@ -333,7 +305,7 @@ def test_what_is_fitted_to_after_a_task_was_held_out_during_it(small: dict[str, 
 
 def test_a_run_corrects_its_newest_task_alone_and_clients_do_not_send_it(small: dict[str, Any]) -> None:
     settings = {**small, "plan": {**small["plan"], "class_share": 1.0, "selected": 5, "memory": 24}}
-    federation = federation_of(settings)
+    federation = federation_of("bic", settings)
     model = federation.server.model
     assert isinstance(model, NotedModel)
     for done in play(federation, Serial()):

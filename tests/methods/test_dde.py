@@ -10,28 +10,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.local import Local
 from holdfast.federation.messages import Extras
 from holdfast.losses import distillation, neighbour_cross_entropy
 from holdfast.methods.dde import DDE, DirectedModel, nearest_others
 from holdfast.models.incremental import ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.rounds import play
 from holdfast.seeding import torch_generator
 
 LOGITS = torch.randn(6, 4, generator=torch_generator(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 3, 1, 2, 2, 0])
-
-
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "dde", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
 
 
 def test_probabilities_are_halved_with_the_neighbours() -> None:
@@ -93,9 +85,12 @@ def test_distillation_is_a_quarter_of_t_squared_kl() -> None:
         q, p = ([math.exp(float(o[i, c]) / 2) for c in range(3)] for o in (teacher, LOGITS))
         kl += sum(a / sum(q) * math.log(a / sum(q) / (b / sum(p))) for a, b in zip(q, p, strict=True)) / 6
     assert float(distillation(LOGITS, teacher, 2.0)) == pytest.approx(kl)
-    outputs: Any = lambda logits: lambda images: SimpleNamespace(logits=logits)  # noqa: E731
     local: Any = SimpleNamespace(
-        model=outputs(LOGITS), predecessor=outputs(teacher), scratch={}, data=torch.arange(6), memory=torch.arange(0)
+        model=Answers(logits=LOGITS),
+        predecessor=Answers(logits=teacher),
+        scratch={},
+        data=torch.arange(6),
+        memory=torch.arange(0),
     )
     batch: Any = SimpleNamespace(images=torch.zeros(6, 1), labels=LABELS, rows=torch.arange(6))
     found = DDE(neighbours=0).loss(local, batch)
@@ -129,7 +124,7 @@ def second_task() -> list[Case]:
         },
         "train": {"epochs": 1, "batch": 12},
     }
-    federation = federation_of(settings, neighbours=3)
+    federation = federation_of("dde", settings, neighbours=3)
     cases: dict[int, Case] = {}
     plain = DDE.loss
 
@@ -300,7 +295,7 @@ def test_prediction_is_plain_without_alpha_without_direction_and_across_it() -> 
 
 
 def test_the_direction_is_found_when_a_task_ends_and_left_alone_until_the_next(small: dict[str, Any]) -> None:
-    federation = federation_of(small)
+    federation = federation_of("dde", small)
     seen, lines = [], []
     for done in play(federation, Serial()):
         seen.append(federation.server.weights["direction"].clone())
@@ -316,5 +311,5 @@ def test_the_direction_is_found_when_a_task_ends_and_left_alone_until_the_next(s
 
 def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any]) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
-    for done in play(federation_of({**small, "plan": plan, "train": {"epochs": 1, "batch": 3}}), Serial()):
+    for done in play(federation_of("dde", {**small, "plan": plan, "train": {"epochs": 1, "batch": 3}}), Serial()):
         assert all(math.isfinite(value) for value in done.line["losses"].values())

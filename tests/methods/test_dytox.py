@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from clients import federation_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.messages import Extras, Reply
 from holdfast.federation.server import Server
 from holdfast.methods.dytox import DyTox
@@ -29,10 +27,8 @@ IMAGES = torch.randn(6, 3, 16, 16, generator=torch_generator(1))
 LABELS = torch.tensor([0, 4, 1, 3, 2, 4])
 
 
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "dytox", **SMALL, "tune_epochs": 1, **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
+def quick_federation(settings: dict[str, Any], **method: Any) -> Federation:
+    return federation_of("dytox", settings, **{**SMALL, "tune_epochs": 1, **method})
 
 
 def net(growths: tuple[int, ...], seed: int = 0, method: DyTox = METHOD) -> TokenModel:
@@ -202,7 +198,7 @@ def test_the_server_averages_what_was_tuned_by_exemplars() -> None:
 
 def test_what_is_frozen_survives_a_round_to_the_bit_and_the_rest_moves(small: dict[str, Any]) -> None:
     """Thirds do not add up to one in floating point: averaging three equal tensors might change them."""
-    federation = federation_of({**small, "train": {"epochs": 1, "batch": 16, "lr": 1e-3}})
+    federation = quick_federation({**small, "train": {"epochs": 1, "batch": 16, "lr": 1e-3}})
     rounds = play(federation, Serial())
     for _ in range(2):
         next(rounds)
@@ -236,13 +232,13 @@ def test_the_newest_token_of_the_eleventh_task_is_learned() -> None:
 
 def test_heads_that_do_not_divide_the_width_are_refused(small: dict[str, Any]) -> None:
     with pytest.raises(HoldfastError, match="heads"):
-        next(play(federation_of(small, width=16, heads=5), Serial()))
+        next(play(quick_federation(small, width=16, heads=5), Serial()))
 
 
 @pytest.mark.parametrize("encoder", ["patches", "network"])
 def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any], encoder: str) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
     settings = {**small, "plan": {**plan, "rounds": 1}, "train": {"epochs": 1, "batch": 3}}
-    lines = [done.line for done in play(federation_of(settings, encoder=encoder), Serial())]
+    lines = [done.line for done in play(quick_federation(settings, encoder=encoder), Serial())]
     assert all(math.isfinite(value) for line in lines for value in line["losses"].values())
     assert {"classification", "distillation", "divergence"} == set(lines[-1]["losses"])

@@ -6,21 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import federation_of
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
 from holdfast.methods.fedprox import FedProx
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.rounds import play
 from holdfast.seeding import torch_generator
-
-
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "fedprox", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
 
 
 def net(seed: int) -> IncrementalModel:
@@ -76,11 +68,9 @@ def test_one_image_has_a_loss() -> None:
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_without_mu_it_is_federated_averaging_to_the_bit(small: dict[str, Any], replay: bool) -> None:
-    mine = federation_of(small, mu=0.0, replay=replay)
+    mine = federation_of("fedprox", small, mu=0.0, replay=replay)
     lines = [done.line for done in play(mine, Serial())]
-    config = load_config({**small, "method": {"name": "fedavg", "replay": replay}})
-    data = load_data(config.data)
-    plain = build_federation(config, data, plan_of(config, data))
+    plain = federation_of("fedavg", small, replay=replay)
     expected = [done.line for done in play(plain, Serial())]
     assert [line["trained"] for line in lines] == [line["trained"] for line in expected]
     for name, tensor in plain.server.weights.items():
@@ -91,7 +81,7 @@ def test_local_models_end_nearer_to_the_global_one_the_larger_mu_is(small: dict[
     """The reference of a round is the model that came, not the one that moves: the mean goes less far from it."""
     moved = []
     for mu in (0.0, 1.0, 5.0):
-        federation = federation_of({**small, "train": {"epochs": 3, "batch": 16, "lr": 0.05}}, mu=mu)
+        federation = federation_of("fedprox", {**small, "train": {"epochs": 3, "batch": 16, "lr": 0.05}}, mu=mu)
         rounds = play(federation, Serial())
         next(rounds)
         before = {name: p.detach().clone() for name, p in federation.server.model.named_parameters()}
@@ -105,5 +95,5 @@ def test_local_models_end_nearer_to_the_global_one_the_larger_mu_is(small: dict[
 def test_the_reference_is_the_model_that_came_in_this_round(small: dict[str, Any]) -> None:
     """The only step of a round begins at the reference, so its distance is 0 in all rounds; a second one's is not."""
     for epochs, apart in ((1, False), (2, True)):
-        federation = federation_of({**small, "train": {"epochs": epochs, "batch": 1000}}, mu=0.1)
+        federation = federation_of("fedprox", {**small, "train": {"epochs": epochs, "batch": 1000}}, mu=0.1)
         assert [done.line["losses"]["proximity"] > 0 for done in play(federation, Serial())] == [apart] * 6

@@ -9,23 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, plan_of
 from holdfast.losses import geodesic_distance, geodesic_flow, subspace
 from holdfast.methods.geodl import GeoDL
-from holdfast.rounds import Federation, play
+from holdfast.rounds import play
 from holdfast.seeding import torch_generator
-
-
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "geodl", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
 
 
 def basis(d: int, n: int, seed: int) -> Tensor:
@@ -139,22 +131,12 @@ def test_subspaces_have_two_less_than_the_batch_and_half_the_features(images: in
     assert float(GeoDL().distance(teacher, teacher)) == pytest.approx(0, abs=1e-6)
 
 
-class Answers(torch.nn.Module):
-    """A model that answers with given logits and features."""
-
-    def __init__(self, logits: Tensor, features: Tensor, growths: list[int]) -> None:
-        super().__init__()
-        self.logits, self.given, self.growths = logits, features, growths
-
-    def forward(self, images: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits, features=self.given)
-
-
 def terms(method: GeoDL, images: int, old: bool = True) -> dict[str, Tensor]:
     draw = torch.randn(40, 30, generator=torch_generator(13))
+    teacher = Answers((3, 3), logits=draw[20 : 20 + images, :6], features=draw[20 : 20 + images, 8:24])
     local: Any = SimpleNamespace(
-        model=Answers(draw[:images, :8], draw[:images, 8:24], [3, 3, 2]),
-        predecessor=Answers(draw[20 : 20 + images, :6], draw[20 : 20 + images, 8:24], [3, 3]) if old else None,
+        model=Answers((3, 3, 2), logits=draw[:images, :8], features=draw[:images, 8:24]),
+        predecessor=teacher if old else None,
         registry=SimpleNamespace(growths=(3, 3, 2)),
     )
     batch: Any = SimpleNamespace(images=torch.zeros(images, 1), labels=torch.arange(images) % 8)
@@ -195,7 +177,7 @@ def test_images_that_are_alike_or_have_no_feature_stay_finite() -> None:
 
 def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any]) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
-    federation = federation_of({**small, "plan": plan, "train": {"epochs": 1, "batch": 5}})
+    federation = federation_of("geodl", {**small, "plan": plan, "train": {"epochs": 1, "batch": 5}})
     lines = [done.line for done in play(federation, Serial())]
     assert "geodesic" not in lines[0]["losses"]
     assert all(0 < line["losses"]["geodesic"] < 10 * math.sqrt(2) * 2 for line in lines[2:])
@@ -203,7 +185,7 @@ def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str,
 
 def test_a_rate_that_is_too_high_is_answered_in_one_sentence(small: dict[str, Any]) -> None:
     """Features that are no longer finite have no decomposition; that must not be an error of its own."""
-    federation = federation_of({**small, "train": {"epochs": 2, "batch": 4}})
+    federation = federation_of("geodl", {**small, "train": {"epochs": 2, "batch": 4}})
     rounds = play(federation, Serial())
     next(rounds)
     next(rounds)

@@ -1,44 +1,25 @@
 """GLFC: two groups of samples, halves of two losses, and a proxy without augmentation (methods.md, section 3.10)."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.config import load_config
 from holdfast.data.augment import Transform
-from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.proxy import Prototype, PrototypeProxy, ProxyHome
 from holdfast.methods.glfc import GLFC
 from holdfast.models.incremental import ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.rounds import play
 from holdfast.seeding import torch_generator
 
-
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    quick = {"iterations": 3, "perturb_steps": 2, "detector": "oracle"}
-    config = load_config({**settings, "method": {"name": "glfc", **quick, **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
-
-
-class Answers(torch.nn.Module):
-    """A model that answers with given logits."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, images: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits)
-
-
+quick_federation = partial(federation_of, "glfc", iterations=3, perturb_steps=2, detector="oracle")
 LOGITS = torch.randn(9, 5, generator=torch_generator(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 2, 3, 1])
 TEACHER = torch.randn(9, 3, generator=torch_generator(2), dtype=torch.float64)
@@ -48,8 +29,8 @@ def client(
     logits: Tensor = LOGITS, teacher: Tensor | None = TEACHER, kept: tuple[int, ...] = (0, 2)
 ) -> Any:  # what `loss` needs of a Local
     return SimpleNamespace(
-        model=Answers(logits),
-        teacher=None if teacher is None else Answers(teacher),
+        model=Answers(logits=logits),
+        teacher=None if teacher is None else Answers(logits=teacher),
         memory=torch.tensor([10 * c for c in kept], dtype=torch.int64),
         labels_of=lambda rows: rows // 10,
     )
@@ -169,7 +150,7 @@ def test_the_proxys_score_is_plain_accuracy_on_the_prototypes() -> None:
 
 def test_every_task_has_a_best_model_of_its_own(small: dict[str, Any]) -> None:
     """As published the best score is never reset; here a later task may choose again."""
-    federation = federation_of(small)
+    federation = quick_federation(small)
     lines = [done.line for done in play(federation, Serial())]
     assert all(line["bytes"]["proxy"]["shares"] > 0 for line in lines[::2])  # the first round of each task
     assert lines[2]["bytes"]["proxy"]["teachers"] > 0 == lines[0]["bytes"]["proxy"]["teachers"]
@@ -181,6 +162,6 @@ def test_every_task_has_a_best_model_of_its_own(small: dict[str, Any]) -> None:
 
 def test_clients_with_one_image_newcomers_and_stayers_take_part(small: dict[str, Any]) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
-    federation = federation_of({**small, "plan": plan, "train": {"epochs": 1, "batch": 3}}, gradient="softmax")
+    federation = quick_federation({**small, "plan": plan, "train": {"epochs": 1, "batch": 3}}, gradient="softmax")
     for done in play(federation, Serial()):
         assert all(math.isfinite(value) for value in done.line["losses"].values())

@@ -8,53 +8,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import Answers, client_of, federation_of, grown_federation, model_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
-from holdfast.data.timeline import Arrival
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
-from holdfast.federation.local import Local
-from holdfast.federation.messages import Extras, Inbox, Job, State
+from holdfast.federation.messages import Extras
 from holdfast.losses import weighted_binary_cross_entropy
 from holdfast.methods.icarl import ICaRL
 from holdfast.methods.shared import class_means, class_sums
 from holdfast.models.heads import NotedModel
-from holdfast.models.incremental import ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.rounds import play
 from holdfast.seeding import torch_generator
 
 
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "icarl", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
-
-
-def client_of(federation: Federation, current: tuple[int, ...], memory: dict[int, Tensor]) -> Local:
-    """A client with these classes as its data and this memory, under the federation's model."""
-    plan = replace(federation.world.plan, arrivals=((Arrival(0, current),),))
-    work, server = ClientWork(replace(federation.world, plan=plan)), federation.server
-    job = Job(0, 0.0, 1.0, server.registry, server.weights)
-    model = work._load("student", server.registry.growths, server.weights)
-    return Local(work.world, State(0, memory), Inbox(job), model, work._frozen)
-
-
-class Answers(torch.nn.Module):
-    """A model that answers with given logits."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, images: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits)
-
-
 def loss_of(logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
-    local: Any = SimpleNamespace(model=Answers(logits), predecessor=None if teacher is None else Answers(teacher))
+    local: Any = SimpleNamespace(
+        model=Answers(logits=logits), predecessor=None if teacher is None else Answers(logits=teacher)
+    )
     batch: Any = SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels)
     [(_, value)] = ICaRL().loss(local, batch).items()
     return value
@@ -144,9 +114,8 @@ def test_herding_follows_the_official_recursion_on_unit_features() -> None:
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_class_sums_add_unit_features_of_images_and_their_mirror_images(small: dict[str, Any], flip: bool) -> None:
-    federation = federation_of(small, inference="nme")
+    federation = grown_federation("icarl", small, (3,), inference="nme")
     federation.world = replace(federation.world, transform=replace(federation.world.transform, flip=flip))
-    federation.server.grow(federation.world.classes[:3])
     rows = federation.world.train.by_class
     local = client_of(federation, (2,), {0: rows[0][:4], 2: rows[2][:3]})
     found = ICaRL(inference="nme").finish_task(local).tensors
@@ -163,24 +132,16 @@ def test_class_sums_add_unit_features_of_images_and_their_mirror_images(small: d
 
 
 def test_a_client_without_exemplars_adds_nothing(small: dict[str, Any]) -> None:
-    federation = federation_of(small, inference="nme")
-    federation.server.grow(federation.world.classes[:2])
+    federation = grown_federation("icarl", small, (2,), inference="nme")
     found = class_sums(client_of(federation, (0, 1), {}), torch.empty(0, dtype=torch.int64))
     assert not found.tensors["sums"].any()
     assert found.tensors["counts"].tolist() == [0, 0]
     assert class_means([found])[1].tolist() == [False, False]
 
 
-def noted_model(growths: tuple[int, ...]) -> NotedModel:
-    model = ICaRL(inference="nme").build_model(ModelSpec("convnet", "batch", 16), torch_generator(4))
-    for classes in growths:
-        model.grow(classes, torch_generator(5))
-    assert isinstance(model, NotedModel)
-    return model.eval()
-
-
 def test_the_server_pools_all_clients_exemplars_and_keeps_the_mean_of_a_class_that_nobody_has() -> None:
-    model, method = noted_model((2, 1)), ICaRL(inference="nme")
+    method = ICaRL(inference="nme")
+    model = model_of(method, NotedModel, (2, 1)).eval()
     d = model.features
     rng = torch_generator(6)
     before = F.normalize(torch.randn(3, d, generator=rng), dim=1)
@@ -202,7 +163,8 @@ def test_the_server_pools_all_clients_exemplars_and_keeps_the_mean_of_a_class_th
 
 
 def test_the_nearest_mean_answers_once_every_class_has_one() -> None:
-    model, method = noted_model((2, 2)), ICaRL(inference="nme")
+    method = ICaRL(inference="nme")
+    model = model_of(method, NotedModel, (2, 2)).eval()
     images = torch.randn(10, 3, 16, 16, generator=torch_generator(7))
     output = model(images)
     directions = output.features[[0, 3, 5, 8]].detach()
@@ -221,7 +183,7 @@ def test_the_nearest_mean_answers_once_every_class_has_one() -> None:
 def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last_model(small: dict[str, Any]) -> None:
     """The means come from the exemplars of the last round's clients under the final model; the teacher of a task is
     the global model as the task before left it."""
-    federation = federation_of(small, inference="nme")
+    federation = federation_of("icarl", small, inference="nme")
     ends: list[dict[str, Tensor]] = []
     taught: dict[int, list[dict[str, Tensor]]] = {0: [], 1: [], 2: []}
 
@@ -260,9 +222,12 @@ def test_means_are_asked_for_at_the_end_of_a_task_and_only_where_they_answer(sma
     nearest = ICaRL(inference="nme")
     assert nearest.visits("finish")
     assert not nearest.visits("begin")
-    assert nearest.fixed(noted_model((2, 1))) == {"notes.0.mean", "notes.1.mean"}
+    assert nearest.fixed(model_of(nearest, NotedModel, (2, 1))) == {"notes.0.mean", "notes.1.mean"}
     sent = [
-        [done.line["bytes"]["server"]["extras"] for done in play(federation_of(small, inference=how), Serial())]
+        [
+            done.line["bytes"]["server"]["extras"]
+            for done in play(federation_of("icarl", small, inference=how), Serial())
+        ]
         for how in ("head", "nme")
     ]
     assert not any(sent[0])
@@ -271,5 +236,5 @@ def test_means_are_asked_for_at_the_end_of_a_task_and_only_where_they_answer(sma
 
 @pytest.mark.parametrize("memory", [0, 1])
 def test_clients_with_hardly_any_memory_take_part(small: dict[str, Any], memory: int) -> None:
-    federation = federation_of({**small, "plan": {**small["plan"], "memory": memory}}, inference="nme")
+    federation = federation_of("icarl", {**small, "plan": {**small["plan"], "memory": memory}}, inference="nme")
     assert math.isfinite([done.line for done in play(federation, Serial())][-1]["losses"]["classification"])

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from clients import federation_of
+
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
+from holdfast.experiment import plan_of
 from holdfast.rounds import play
 
 
@@ -26,9 +28,7 @@ def test_clients_hold_all_their_classes_from_the_day_they_join(small: dict[str, 
 
 
 def test_the_head_has_all_classes_but_only_seen_ones_are_asked(small: dict[str, Any]) -> None:
-    config = load_config({**small, "method": {"name": "joint"}})
-    data = load_data(config.data)
-    federation = build_federation(config, data, plan_of(config, data))
+    federation = federation_of("joint", small)
     rounds = list(play(federation, Serial()))
     assert len(rounds[0].line["grown"]) == 6
     assert [played.line["classes_seen"] for played in rounds] == [2, 2, 4, 4, 6, 6]

@@ -1,50 +1,34 @@
 """LGA's losses as a method uses them, its teachers, its prototypes and its switches."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.prototypes import nearest_to_mean
 from holdfast.methods.lga import LGA, LGAPaper
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
-
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "lga", "iterations": 3, "perturb_steps": 2, **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
+quick_federation = partial(federation_of, "lga", iterations=3, perturb_steps=2)
 
 
 def played(federation: Federation) -> list[dict[str, Any]]:
     return [done.line for done in play(federation, Serial())]
 
 
-class Answers(torch.nn.Module):
-    """A model that answers with given logits."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-    def forward(self, images: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits)
-
-
 def terms(method: LGA, old: int, new: int, teacher: Tensor | None, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     local: Any = SimpleNamespace(
-        model=Answers(logits),
-        teacher=None if teacher is None else Answers(teacher),
+        model=Answers(logits=logits),
+        teacher=None if teacher is None else Answers(logits=teacher),
         class_counts=(old, new),
         growth_of=torch.tensor([0, 0, 1, 1]),
     )
@@ -115,11 +99,9 @@ def test_the_readings_differ_in_their_distillation() -> None:
 
 def test_without_its_parts_it_is_federated_averaging_with_replay(small: dict[str, Any]) -> None:
     """methods.md: gamma2 = 0 with CBL off is FedAvg with replay."""
-    bare = federation_of(small, form="softmax", gamma2=0.0, cbl=False, psr=False)
+    bare = quick_federation(small, form="softmax", gamma2=0.0, cbl=False, psr=False)
     lines = played(bare)
-    config = load_config({**small, "method": {"name": "fedavg", "replay": True}})
-    data = load_data(config.data)
-    replay = build_federation(config, data, plan_of(config, data))
+    replay = federation_of("fedavg", small, replay=True)
     expected = played(replay)
     for name, tensor in replay.server.weights.items():
         torch.testing.assert_close(bare.server.weights[name], tensor, rtol=1e-3, atol=1e-4)
@@ -135,7 +117,7 @@ def test_the_nearest_image_is_found_by_brute_force() -> None:
 
 
 def test_a_client_distils_from_the_growth_before_the_last_it_has_noticed(small: dict[str, Any]) -> None:
-    federation = federation_of(small, detector="oracle")
+    federation = quick_federation(small, detector="oracle")
     plan = federation.world.plan
     used: list[tuple[int, int, int | None]] = []
     loss = LGA.loss
@@ -160,7 +142,9 @@ def test_a_client_distils_from_the_growth_before_the_last_it_has_noticed(small: 
 
 @pytest.mark.parametrize("growth", ["schedule", "announce"])
 def test_prototypes_are_shared_once_in_the_round_they_are_noticed(small: dict[str, Any], growth: str) -> None:
-    federation = federation_of({**small, "plan": {**small["plan"], "growth": growth, "rounds": 3}}, detector="oracle")
+    federation = quick_federation(
+        {**small, "plan": {**small["plan"], "growth": growth, "rounds": 3}}, detector="oracle"
+    )
     lines = played(federation)
     plan, each = federation.world.plan, None
     for number, line in enumerate(lines):
@@ -181,19 +165,19 @@ def test_late_shares_enlarge_the_pool(small: dict[str, Any]) -> None:
     settings = {**small, "plan": {**small["plan"], "rounds": 4}}
     totals = []
     for shares in ("first_round", "when_selected"):
-        lines = played(federation_of(settings, detector="oracle", shares=shares))
+        lines = played(quick_federation(settings, detector="oracle", shares=shares))
         totals.append(sum(line["bytes"]["proxy"]["shares"] for line in lines))
     assert totals[1] > totals[0] > 0
 
 
 def test_a_capacity_that_is_too_small_is_refused(small: dict[str, Any]) -> None:
     with pytest.raises(HoldfastError, match="capacity=5 is too small for 6 classes"):
-        federation_of(small, capacity=5)
+        quick_federation(small, capacity=5)
 
 
 @pytest.mark.parametrize("switch", ["cbl", "sdl", "psr", "sbm", "ssa", "npb"])
 def test_every_ablation_runs_and_is_named(small: dict[str, Any], switch: str) -> None:
-    federation = federation_of(small, **{switch: False})
+    federation = quick_federation(small, **{switch: False})
     assert f"w/o {switch}" in federation.world.method.label
     lines = played(federation)
     sent = sum(line["bytes"]["proxy"]["shares"] for line in lines)
@@ -212,12 +196,12 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_other_readings_of_the_text_run(small: dict[str, Any], options: dict[str, Any]) -> None:
-    assert played(federation_of(small, **options))[-1]["accuracy"] >= 0
+    assert played(quick_federation(small, **options))[-1]["accuracy"] >= 0
 
 
 @pytest.mark.parametrize("partition", ["disjoint", "dirichlet:0.3"])
 def test_clients_with_hardly_any_images_take_part(small: dict[str, Any], partition: str) -> None:
     plan = {**small["plan"], "partition": partition, "clients": 8, "selected": 8, "memory": 3}
     settings = {**small, "data": {**small["data"], "train_per_class": 3}, "plan": plan}
-    lines = played(federation_of(settings, detector="oracle", shares="when_selected"))
+    lines = played(quick_federation(settings, detector="oracle", shares="when_selected"))
     assert any(line["bytes"]["proxy"]["shares"] for line in lines)

@@ -2,71 +2,34 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from clients import Answers, client_of, federation_of, grown_federation
 from torch import Tensor
 
-from holdfast.config import load_config
-from holdfast.data.sources import load_data
-from holdfast.data.timeline import Arrival
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
-from holdfast.federation.local import Local
-from holdfast.federation.messages import Inbox, Job, State
 from holdfast.losses import distillation_by_growth, separated_cross_entropy
 from holdfast.methods.ssil import SSIL
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
 
-def federation_of(settings: dict[str, Any], **method: Any) -> Federation:
-    config = load_config({**settings, "method": {"name": "ssil", **method}})
-    data = load_data(config.data)
-    return build_federation(config, data, plan_of(config, data))
-
-
-def client_of(federation: Federation, current: tuple[int, ...], memory: dict[int, Tensor], **train: Any) -> Local:
-    """A client with these classes as its data and this memory, under the federation's model."""
-    world = federation.world
-    plan = replace(world.plan, arrivals=((Arrival(0, current),),))
-    work = ClientWork(replace(world, plan=plan, training=replace(world.training, **train)))
-    job = Job(0, 0.0, 1.0, federation.server.registry, federation.server.weights)
-    model = work._load("student", job.registry.growths, job.weights).train().requires_grad_(True)
-    return Local(work.world, State(0, memory), Inbox(job), model, work._frozen)
-
-
 @pytest.fixture
 def grown(small: dict[str, Any]) -> Federation:
     """Forty images a class, and a head of two growths, of classes 0 to 3 and 4 to 5."""
-    federation = federation_of({**small, "data": {**small["data"], "train_per_class": 40}})
-    federation.server.grow(federation.world.classes[:4])
-    federation.server.grow(federation.world.classes[4:])
-    return federation
-
-
-class Answers(torch.nn.Module):
-    """A model that answers with given logits."""
-
-    def __init__(self, logits: Tensor, growths: list[int]) -> None:
-        super().__init__()
-        self.logits, self.growths = logits, growths
-
-    def forward(self, images: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits)
+    return grown_federation("ssil", {**small, "data": {**small["data"], "train_per_class": 40}}, (4, 2))
 
 
 def terms(
     logits: Tensor, labels: Tensor, growths: tuple[int, ...], teacher: Tensor | None, **method: Any
 ) -> dict[str, Tensor]:
     local: Any = SimpleNamespace(
-        model=Answers(logits, list(growths)),
-        predecessor=None if teacher is None else Answers(teacher, list(growths[:-1])),
+        model=Answers(growths, logits=logits),
+        predecessor=None if teacher is None else Answers(growths[:-1], logits=teacher),
         registry=SimpleNamespace(growths=growths),
     )
     return SSIL(**method).loss(local, SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels))  # type: ignore[arg-type]
@@ -231,7 +194,7 @@ def test_the_rate_is_divided_by_the_number_of_the_task(grown: Federation) -> Non
 
 
 def test_in_a_run_memories_hold_first_images_and_the_first_task_is_not_distilled(small: dict[str, Any]) -> None:
-    federation = federation_of(small)
+    federation = federation_of("ssil", small)
     lines = [done.line for done in play(federation, Serial())]
     assert [set(line["losses"]) for line in lines[:2]] == [{"classification"}] * 2
     assert all(set(line["losses"]) == {"classification", "distillation"} for line in lines[2:])
@@ -247,6 +210,6 @@ def test_in_a_run_memories_hold_first_images_and_the_first_task_is_not_distilled
 
 def test_a_federation_of_stayers_newcomers_and_single_images_trains(small: dict[str, Any]) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "move_on": 0.6, "memory": 3, "clients": 6, "selected": 6}
-    federation = federation_of({**small, "plan": plan, "train": {"epochs": 1, "batch": 4}})
+    federation = federation_of("ssil", {**small, "plan": plan, "train": {"epochs": 1, "batch": 4}})
     lines = [done.line for done in play(federation, Serial())]
     assert math.isfinite(sum(lines[-1]["losses"].values()))

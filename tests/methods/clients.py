@@ -1,0 +1,84 @@
+"""What the tests of methods share: federations, single clients, and models that are grown or only answer."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from holdfast.config import load_config
+from holdfast.data.sources import load_data
+from holdfast.data.timeline import Arrival
+from holdfast.experiment import build_federation, plan_of
+from holdfast.federation.client import ClientWork
+from holdfast.federation.local import Local
+from holdfast.federation.messages import Inbox, Job, State
+from holdfast.methods.base import Method
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.rounds import Federation
+from holdfast.seeding import torch_generator
+
+Kind = TypeVar("Kind", bound=IncrementalModel)
+
+
+def federation_of(name: str, settings: dict[str, Any], **method: Any) -> Federation:
+    """A federation under the method of this name with these fields."""
+    config = load_config({**settings, "method": {"name": name, **method}})
+    data = load_data(config.data)
+    return build_federation(config, data, plan_of(config, data))
+
+
+def grown_federation(name: str, settings: dict[str, Any], growths: tuple[int, ...], **method: Any) -> Federation:
+    """The same before its first round, with a head that has grown by so many classes at a time, in their order."""
+    federation = federation_of(name, settings, **method)
+    start = 0
+    for classes in growths:
+        federation.server.grow(federation.world.classes[start : start + classes])
+        start += classes
+    return federation
+
+
+def client_of(
+    federation: Federation,
+    current: tuple[int, ...],
+    memory: dict[int, Tensor],
+    images: tuple[int, ...] | None = None,
+    **train: Any,
+) -> Local:
+    """A client with these classes (or only these images) as its data and this memory, under the federation's model."""
+    world = federation.world
+    plan = replace(world.plan, arrivals=((Arrival(0, current, images),),))
+    work = ClientWork(replace(world, plan=plan, training=replace(world.training, **train)))
+    job = Job(0, 0.0, 1.0, federation.server.registry, federation.server.weights)
+    model = work._load("student", job.registry.growths, job.weights).train().requires_grad_(True)
+    return Local(work.world, State(0, memory), Inbox(job), model, work._frozen)
+
+
+def model_of(method: Method, kind: type[Kind], growths: tuple[int, ...]) -> Kind:
+    """The method's own model, which is of this kind, with these growths."""
+    model = method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(4))
+    assert isinstance(model, kind)
+    for classes in growths:
+        model.grow(classes, torch_generator(5, len(model.blocks)))
+    return model
+
+
+class Answers(torch.nn.Module):
+    """A model that answers every question with the same given outputs."""
+
+    def __init__(self, growths: tuple[int, ...] = (), **outputs: Any) -> None:
+        super().__init__()
+        self.growths, self.outputs = list(growths), SimpleNamespace(**outputs)
+
+    def forward(self, images: Tensor) -> SimpleNamespace:
+        return self.outputs
+
+
+def maps_of(seed: int) -> list[Tensor]:
+    """Random maps of three images, from two stages."""
+    rng = torch_generator(seed)
+    return [
+        torch.randn(3, channels, height, width, generator=rng, dtype=torch.float64)
+        for channels, height, width in ((2, 4, 3), (5, 2, 2))
+    ]
