@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from holdfast.data.sources import SOURCES
+from holdfast.data.sources import SOURCES, source_of
 from holdfast.errors import HoldfastError, nearest
 from holdfast.federation.local import Preset
 from holdfast.methods import METHODS
@@ -30,7 +30,7 @@ def _setting(default: Any, about: str) -> Any:
 class DataSettings:
     """Which images, and which part of them."""
 
-    name: str = _setting("glyphs", "data set: " + ", ".join(SOURCES))
+    name: str = _setting("glyphs", "data set: " + ", ".join(SOURCES) + ":<path>")
     path: str | None = _setting(None, "the archive or folder of the data set, if it is not found below HOLDFAST_DATA")
     classes: Annotated[int, Field(ge=2, le=100_000)] | None = _setting(
         None, "how many classes; all if not given, 25 for glyphs"
@@ -42,7 +42,16 @@ class DataSettings:
         None, "image side in pixels; the data set's own, if not given"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(
-        0, "of generated data: which characters, and how they are drawn"
+        0, "of generated data: which characters, and how they are drawn; of folders: which images are for testing"
+    )
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = _setting(
+        None, "of a folder without test images: the part of each class that is drawn for testing; 0.2 if not given"
+    )
+    flip: bool | None = _setting(
+        None, "may images be mirrored? the data set's own, if not given; not those of one's own folders"
+    )
+    corrupt: Literal["fail", "skip"] | None = _setting(
+        None, "images that cannot be read: fail (name them and stop), or skip (name them and go on); fail if not given"
     )
 
 
@@ -183,13 +192,12 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
 
 def _resolve(config: Config) -> Config:
     """Fills what was not given from the method's preset and the data set's defaults."""
-    if config.data.name not in SOURCES:
-        raise HoldfastError(f"unknown data set {config.data.name!r}; {nearest(config.data.name, SOURCES)}")
+    source = source_of(config.data.name)
     if config.model.name not in BACKBONES:
         raise HoldfastError(
             f"unknown backbone model.name={config.model.name!r}; {nearest(config.model.name, BACKBONES)}"
         )
-    data = _fill(config.data, SOURCES[config.data.name].defaults)
+    data = _fill(config.data, source.defaults)
     train = _fill(config.train, {"schedule": config.method.preset.schedule})
     steps = {"milestones", "gamma"}
     if train.schedule == "cosine" and (train.milestones is not None or train.gamma is not None):

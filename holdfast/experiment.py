@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -21,6 +22,7 @@ from holdfast.data.decoding import cores
 from holdfast.data.images import DataSet
 from holdfast.data.schedule import Plan, make_plan
 from holdfast.data.sources import load_data
+from holdfast.data.streams import plan_of_folders
 from holdfast.engines import Engine
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
@@ -107,6 +109,8 @@ def bytes_of(config: Config, data: DataSet, plan: Plan) -> list[Bytes]:
 
 def plan_of(config: Config, data: DataSet) -> Plan:
     """The plan of a run, under its method's rules."""
+    if data.clients:
+        return config.method.arrange(plan_of_folders(config.plan, data, config.seed))
     images = {c: rows.tolist() for c, rows in data.train.by_class.items()}
     return config.method.arrange(make_plan(config.plan, data.classes, images, config.seed))
 
@@ -213,7 +217,8 @@ def folder_of(config: Config, out: Path | None) -> Path:
 
 def run_name(config: Config) -> str:
     """A folder name by which the same experiment is found again."""
-    return f"{config.data.name}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
+    data = re.sub(r"[^\w.]+", "-", config.data.name)
+    return f"{data}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
 
 
 def _identity(config: Config) -> dict[str, Any]:

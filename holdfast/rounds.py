@@ -228,10 +228,11 @@ def _messages(federation: Federation, number: int, moment: Moment) -> tuple[Job,
 
 def _job(federation: Federation, number: int, moment: Moment) -> Job:
     """The job of a round. A server that is told nothing counts from the last growth, a round after the classes came."""
-    cycle = federation.world.plan.rounds_per_task
-    since = number % cycle
+    plan = federation.world.plan
+    rounds = plan.rounds_of(plan.task_of_round(number))
+    cycle, since = len(rounds), number - rounds.start
     if federation.growth == "announce":
-        cycle = max(1, cycle - 1)
+        cycle = max(1, plan.rounds_per_task - 1)
         since = min(number - federation.last_growth, cycle - 1)
     weights = {name: tensor.clone() for name, tensor in federation.server.weights.items()}
     step = 1 / cycle

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from holdfast.bench import Ratio, Report
-from holdfast.data.decoding import cores, decode_files
+from holdfast.data.decoding import cores, decode_files, make_room
 
 FILES, TIMES, SIDE, SIZE = 6_000, 4, 128, 64
 BOUND = 1.7
@@ -23,8 +23,11 @@ def measure(tell: Callable[[str], None]) -> Report:
         speeds = {}
         for processes in (1, cores()):
             tell(f"decoding with {processes} process{'es' * (processes > 1)}")
+            target = Path(folder) / "images.npy"
+            make_room(target, FILES * TIMES, SIZE)
             start = perf_counter()
-            decode_files(Path(folder), names * TIMES, SIZE, "decoding", processes)
+            for _ in decode_files(target, Path(folder), names * TIMES, SIZE, processes=processes):
+                pass
             speeds[processes] = FILES * TIMES / (perf_counter() - start)
     rows = [[str(processes), f"{speed:.0f}"] for processes, speed in speeds.items()]
     ratio = Ratio(f"{cores()} processes / 1", speeds[cores()] / speeds[1], BOUND)

@@ -1,5 +1,9 @@
-"""Arrays that are dear to make, kept on disk: made once, checked at every reading, made anew when damaged."""
+"""Arrays that are dear to make, kept on disk: made once, checked at every reading, made anew when damaged.
 
+An entry grows in a folder of its own under a lock, so a killed process leaves what it has done to the next one, and two
+that want the same wait for each other."""
+
+import fcntl
 import hashlib
 import json
 import os
@@ -8,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +24,18 @@ from holdfast.files import sync_folder, write_json
 
 Key = Mapping[str, str | int | float]
 Arrays = dict[str, np.ndarray]
+Facts = dict[str, Any]
 
-ABANDONED = 24 * 3600  # seconds; no writer takes a day, so an older temporary folder is a killed run's
+LARGE = 2**29  # bytes; a larger file's content is compared by `holdfast data check` alone, its length always
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept under a key: memory-mapped arrays, and facts about them."""
+
+    place: Path
+    arrays: Arrays
+    facts: Facts
 
 
 def cache_folder() -> Path:
@@ -30,30 +45,56 @@ def cache_folder() -> Path:
 
 def cached(folder: Path, key: Key, make: Callable[[], Arrays]) -> Arrays:
     """The arrays that `key` names, memory-mapped from below `folder`; `make()` is asked only if they are not there."""
-    entry = folder / _entry_name(key)
-    found = os.path.lexists(entry)  # asked first: what another process puts there from now on is not damaged
-    arrays = _read(entry, key) if found else None
-    if arrays is not None:
-        return arrays
-    with _clear_errors(folder):
-        if found:
-            _say(f"The cached data in {entry} is damaged or incomplete; it is removed and made anew.")
-            _remove(entry)
-        temporary = _temporary(entry)
-        temporary.mkdir(parents=True)  # before the long work, so that a read-only folder is known at once
-    try:
-        content = make()
-        with _clear_errors(folder):
-            _write(temporary, key, content)
-            _move(temporary, entry)
-        _sweep(entry)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    del content  # the caller gets the mapped arrays, so that memory does not hold both
-    arrays = _read(entry, key)
-    if arrays is None:
-        raise HoldfastError(f"the cached data in {entry} does not read back as written; check the disk and run again")
-    return arrays
+
+    def fill(place: Path) -> Facts:
+        try:
+            content = make()
+            with clear_errors(folder):
+                for name, array in content.items():
+                    np.save(place / f"{name}.npy", array, allow_pickle=False)
+        except BaseException:  # half of it is of no use to anybody
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return {}
+
+    return entry_of(folder, key, fill).arrays
+
+
+def entry_of(folder: Path, key: Key, fill: Callable[[Path], Facts]) -> Entry:
+    """The entry that `key` names. If it is not there, `fill(place)` writes its .npy files into `place`, which holds
+    what an earlier process that was killed had written, and says what else is to be known about them."""
+    place = folder / _entry_name(key)
+    if (entry := _read(place, key)) is not None:
+        return entry
+    with clear_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        gate = place.with_name(f".{place.name}.lock")
+        lock = open(gate, "w")  # noqa: SIM115
+    with lock:
+        _wait(lock.fileno(), key)
+        if (entry := _read(place, key)) is not None:  # another process has made it
+            return entry
+        growing = place.with_name(f".{place.name}.growing")
+        with clear_errors(folder):
+            if os.path.lexists(place):
+                _say(f"The cached data in {place} is damaged or incomplete; it is removed and made anew.")
+                _remove(place)
+            growing.mkdir(exist_ok=True)
+        facts = fill(growing)
+        with clear_errors(folder):
+            _finish(growing, key, facts)
+            os.rename(growing, place)
+            sync_folder(folder)
+            gate.unlink(missing_ok=True)  # whoever still waits at it will find the entry
+    if (entry := _read(place, key)) is None:
+        raise HoldfastError(f"the cached data in {place} does not read back as written; check the disk and run again")
+    return entry
+
+
+def is_whole(entry: Entry) -> bool:
+    """Has every file, however large, the content that was written?"""
+    meta = json.loads((entry.place / "meta.json").read_bytes())
+    return all(_sha256(entry.place / name) == facts["sha256"] for name, facts in meta["files"].items())
 
 
 def _entry_name(key: Key) -> str:
@@ -61,21 +102,32 @@ def _entry_name(key: Key) -> str:
     return f"{key['name']}-{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
 
 
-def _read(entry: Path, key: Key) -> Arrays | None:
-    """The arrays of a whole and unaltered entry; otherwise nothing."""
+def _read(place: Path, key: Key) -> Entry | None:
+    """A whole and unaltered entry; otherwise nothing."""
     try:
-        meta = json.loads((entry / "meta.json").read_bytes())
-        files = sorted(entry.glob("*.npy"))
-        if meta != _meta(key, files):
+        meta = json.loads((place / "meta.json").read_bytes())
+        files = sorted(place.glob("*.npy"))
+        if meta["key"] != dict(key) or [file.name for file in files] != sorted(meta["files"]):
             return None
+        for file in files:
+            size, known = file.stat().st_size, meta["files"][file.name]
+            if size != known["bytes"] or (size <= LARGE and _sha256(file) != known["sha256"]):
+                return None
         # "c": writing to a mapped array changes this process's copy only, which is what torch wants to be able to do
-        return {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
-    except (OSError, ValueError):
+        arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
+        return Entry(place, arrays, meta["facts"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _meta(key: Key, files: list[Path]) -> dict[str, Any]:
-    return {"key": dict(key), "sha256": {file.name: _sha256(file) for file in files}}
+def _finish(growing: Path, key: Key, facts: Facts) -> None:
+    """Makes everything durable and writes what it is checked against."""
+    files: dict[str, Facts] = {}
+    for file in sorted(growing.glob("*.npy")):
+        with open(file, "rb") as handle:
+            os.fsync(handle.fileno())
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+    write_json(growing / "meta.json", {"key": dict(key), "files": files, "facts": facts})
 
 
 def _sha256(path: Path) -> str:
@@ -83,47 +135,24 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write(folder: Path, key: Key, arrays: Arrays) -> None:
-    for name, array in arrays.items():
-        with open(folder / f"{name}.npy", "wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-    write_json(folder / "meta.json", _meta(key, sorted(folder.glob("*.npy"))))
-
-
-def _move(temporary: Path, entry: Path) -> None:
-    """Puts a finished entry in its place, unless another process was first: then theirs stays."""
+def _wait(lock: int, key: Key) -> None:
+    """Until no other process makes this entry; a killed one keeps nobody waiting."""
     try:
-        os.rename(temporary, entry)
-    except OSError:
-        if not entry.exists():
-            raise
-    sync_folder(entry.parent)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _say(f"Another process is preparing {key['name']}; waiting for it.")
+        while True:
+            with suppress(BlockingIOError):
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(0.2)
 
 
-def _sweep(entry: Path) -> None:
-    """Removes what killed runs have left beside `entry`."""
-    for path in entry.parent.glob(_temporary_name(entry, "*")):
-        with suppress(OSError):  # another process may sweep at the same time
-            if time.time() - path.stat().st_mtime > ABANDONED:
-                shutil.rmtree(path)
-
-
-def _remove(entry: Path) -> None:
+def _remove(place: Path) -> None:
     """Renamed first, so that no other process meets half an entry."""
-    grave = _temporary(entry)
-    with suppress(FileNotFoundError):  # another process has removed it
-        os.rename(entry, grave)
+    grave = place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp")
+    with suppress(FileNotFoundError):
+        os.rename(place, grave)
     shutil.rmtree(grave, ignore_errors=True)
-
-
-def _temporary(entry: Path) -> Path:
-    return entry.with_name(_temporary_name(entry, uuid.uuid4().hex))
-
-
-def _temporary_name(entry: Path, unique: str) -> str:
-    return f".{entry.name}.{unique}.tmp"
 
 
 def _say(text: str) -> None:
@@ -131,7 +160,7 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _clear_errors(folder: Path) -> Iterator[None]:
+def clear_errors(folder: Path) -> Iterator[None]:
     """A failed write becomes one sentence with a way out."""
     try:
         yield

@@ -1,7 +1,6 @@
 """CIFAR-100 as its authors publish it: the binary or the Python archive, or either one's unpacked folder."""
 
 import hashlib
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,23 +17,9 @@ STD = (0.2675, 0.2565, 0.2761)
 
 SIZE, PIXELS = 32, 3 * 32 * 32
 BINARY, PYTHON = "cifar-100-binary", "cifar-100-python"
+PATTERNS = (f"{PYTHON}.tar.gz", f"{BINARY}.tar.gz", PYTHON, BINARY)
 FORMAT = 1  # of the cached arrays
 Read = Callable[[str], bytes]  # a file of the archive or folder, by its own name
-
-
-def find(path: Path | None, root: Path | None) -> Path:
-    """The archive or folder to read: `path` itself, or whatever of CIFAR-100 lies in `root`."""
-    if path is not None:
-        if os.path.exists(path):
-            return path
-        raise HoldfastError(f"there is no CIFAR-100 at {path}; set data.path to its archive or unpacked folder")
-    advice = f"set data.path to {PYTHON}.tar.gz, {BINARY}.tar.gz or an unpacked folder, or HOLDFAST_DATA to its place"
-    if root is None:
-        raise HoldfastError(f"nothing says where CIFAR-100 is; {advice}")
-    for candidate in (f"{PYTHON}.tar.gz", f"{BINARY}.tar.gz", PYTHON, BINARY):
-        if os.path.exists(root / candidate):
-            return root / candidate
-    raise HoldfastError(f"{root} holds no CIFAR-100; {advice}")
 
 
 def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:

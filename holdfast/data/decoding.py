@@ -1,17 +1,20 @@
-"""Decoding many image files on all cores: each process reads its own files and writes straight into one mapped array.
+"""Decoding many image files on all cores: each process reads its own files and writes straight into one file.
 
-Threads would not help: for most of a small image's time Pillow holds Python's lock."""
+Threads would not help: for most of a small image's time Pillow holds Python's lock. Blocks are written, not mapped, so
+that no process ever holds more than a block in memory."""
 
+import hashlib
 import io
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from typing import Any
 
 import numpy as np
 
@@ -22,35 +25,62 @@ BLOCK = 250  # files that a process takes at a time
 FEW = 2_000  # files that one process has decoded before others have started
 
 
+@dataclass(frozen=True)
+class Block:
+    """Some files that have been decoded: where they begin, a checksum of their pixels, and which could not be read."""
+
+    start: int
+    count: int
+    digest: str
+    bad: tuple[tuple[int, str], ...]  # row, and a sentence
+
+
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decode_files(place: Path, files: Sequence[str], size: int, text: str, processes: int | None = None) -> np.ndarray:
-    """The images of `files`, which lie in the zip file or below the folder `place`: (N, 3, size, size) uint8."""
-    from holdfast.progress import progress_bar  # here, because the processes below need none and start sooner without
-
-    count = processes or (cores() if len(files) > FEW else 1)
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder, progress_bar() as bar:
-        file = Path(folder) / "images.npy"
-        images = np.lib.format.open_memmap(file, "w+", np.uint8, (len(files), 3, size, size))
-        task = bar.add_task(text, total=len(files))
-        blocks = (range(start, min(start + BLOCK, len(files))) for start in range(0, len(files), BLOCK))
-        if count == 1:
-            with _Reader(place) as reader:
-                for block in blocks:
-                    reader.decode([files[i] for i in block], images, block.start)
-                    bar.advance(task, len(block))
-        else:
-            for done in _shared_out(place, files, file, blocks, count):
-                bar.advance(task, done)
-        return images  # its memory stays mapped when the file's name is gone
+def decode_files(
+    target: Path, place: Path, files: Sequence[str], size: int, done: Collection[int] = (), processes: int | None = None
+) -> Iterator[Block]:
+    """Writes the images of `files`, which lie in the zip file or below the folder `place`, into the .npy file `target`,
+    (N, 3, size, size) uint8, block by block, but for the blocks that begin at a number in `done`. An image that cannot
+    be read is black."""
+    blocks = (range(s, min(s + BLOCK, len(files))) for s in range(0, len(files), BLOCK) if s not in done)
+    count = processes or (cores() if len(files) - BLOCK * len(done) > FEW else 1)
+    if count > 1:
+        yield from _shared_out(target, place, files, size, blocks, count)
+        return
+    with _Decoder(target, place, size) as decoder:
+        for block in blocks:
+            yield decoder.decode([files[i] for i in block], block.start)
 
 
-def _shared_out(place: Path, files: Sequence[str], target: Path, blocks: Iterator[range], count: int) -> Iterator[int]:
-    """Gives blocks to processes until all are done; yields how many files each finished block had."""
-    command = [sys.executable, "-m", "holdfast.data.decoding", str(place), str(target)]
+def make_room(target: Path, count: int, size: int) -> None:
+    """An .npy file for so many images, unless it is there already."""
+    if not target.exists():
+        unfinished = target.with_suffix(".tmp")
+        np.lib.format.open_memmap(unfinished, "w+", np.uint8, (count, 3, size, size)).flush()
+        unfinished.rename(target)
+
+
+def block_digest(target: Path, start: int, count: int, size: int) -> str:
+    """The checksum of the pixels that the file holds there."""
+    with open(target, "rb") as file:
+        file.seek(_offset(target) + start * 3 * size * size)
+        return hashlib.sha256(file.read(count * 3 * size * size)).hexdigest()
+
+
+def _offset(target: Path) -> int:
+    """Where the pixels of an .npy file begin."""
+    return int(np.load(target, mmap_mode="r", allow_pickle=False).offset)
+
+
+def _shared_out(
+    target: Path, place: Path, files: Sequence[str], size: int, blocks: Iterator[range], count: int
+) -> Iterator[Block]:
+    """Gives blocks to processes until all are done."""
+    command = [sys.executable, "-m", "holdfast.data.decoding", str(target), str(place), str(size)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
     ]
@@ -67,13 +97,18 @@ def _shared_out(place: Path, files: Sequence[str], target: Path, blocks: Iterato
                     line = process.stdout.readline()
                     answer = json.loads(line) if line else {"error": f"a process that decodes images from {place} died"}
                     if "error" in answer:
-                        raise HoldfastError(answer["error"])
-                    yield int(answer["done"])
+                        raise _failure(answer)
+                    yield Block(**{**answer, "bad": tuple(map(tuple, answer["bad"]))})
                     busy += _give(process, files, blocks) - 1
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def _failure(answer: dict[str, Any]) -> Exception:
+    number = answer.get("number")  # of the operating system's complaint, such as a full disk
+    return HoldfastError(answer["error"]) if number is None else OSError(number, answer["error"])
 
 
 def _give(process: subprocess.Popen[str], files: Sequence[str], blocks: Iterator[range]) -> bool:
@@ -85,23 +120,35 @@ def _give(process: subprocess.Popen[str], files: Sequence[str], blocks: Iterator
     return True
 
 
-class _Reader:
-    """Reads and decodes files of a zip file or a folder."""
+class _Decoder:
+    """Reads and decodes files of a zip file or a folder into an .npy file."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, target: Path, place: Path, size: int) -> None:
+        self.place, self.size = place, size
         self.archive = None if place.is_dir() else zipfile.ZipFile(place)
+        self.offset = _offset(target)
+        self.file = open(target, "r+b")  # noqa: SIM115
 
-    def __enter__(self) -> "_Reader":
+    def __enter__(self) -> "_Decoder":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.file.close()
         if self.archive:
             self.archive.close()
 
-    def decode(self, files: Sequence[str], images: np.ndarray, start: int) -> None:
-        for row, name in enumerate(files, start):
-            images[row] = decode_image(io.BytesIO(self._read(name)), images.shape[-1], f"{name} in {self.place}")
+    def decode(self, files: Sequence[str], start: int) -> Block:
+        pixels = np.zeros((len(files), 3, self.size, self.size), np.uint8)
+        bad = []
+        for i, name in enumerate(files):
+            try:
+                pixels[i] = decode_image(io.BytesIO(self._read(name)), self.size, f"{name} in {self.place}")
+            except HoldfastError as error:
+                bad.append((start + i, str(error)))
+        self.file.seek(self.offset + start * 3 * self.size * self.size)
+        self.file.write(pixels.data)
+        self.file.flush()
+        return Block(start, len(files), hashlib.sha256(pixels.data).hexdigest(), tuple(bad))
 
     def _read(self, name: str) -> bytes:
         try:
@@ -113,19 +160,17 @@ class _Reader:
             raise HoldfastError(f"{name} in {self.place} cannot be read ({error}); get the archive anew") from error
 
 
-def main(place: Path, target: Path) -> None:
+def main(target: Path, place: Path, size: int) -> None:
     """One of the processes: takes blocks from standard input, a line each, until there are no more."""
-    images = np.lib.format.open_memmap(target, "r+")
-    with _Reader(place) as reader:
+    with _Decoder(target, place, size) as decoder:
         for line in sys.stdin:
             start, files = json.loads(line)
             try:
-                reader.decode(files, images, start)
-                answer: dict[str, str | int] = {"done": len(files)}
-            except HoldfastError as error:
-                answer = {"error": str(error)}
+                answer = asdict(decoder.decode(files, start))
+            except OSError as error:  # a full disk
+                answer = {"error": error.strerror, "number": error.errno}
             print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

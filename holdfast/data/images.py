@@ -1,21 +1,63 @@
 """ImageSet: uint8 images and labels, in memory or memory-mapped; DataSet: a training and a test set of one origin."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
+class Images:
+    """Some of the images of a file or a tensor, in an order of their own; only what is asked for is read."""
+
+    def __init__(self, stored: Tensor, rows: Tensor | None = None, file: Path | None = None) -> None:
+        self.stored = stored  # (M, 3, S, S) uint8
+        self.rows = torch.arange(len(stored)) if rows is None else rows  # (N,)
+        self.file = file  # the .npy file that `stored` is mapped from
+
+    @staticmethod
+    def of(array: np.ndarray) -> "Images":
+        file = Path(str(array.filename)) if isinstance(array, np.memmap) and array.filename else None
+        return Images(torch.from_numpy(array), file=file)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, chosen: Tensor | int | slice) -> Tensor:
+        return self.stored[self.rows[chosen]]
+
+    @property
+    def size(self) -> int:
+        return int(self.stored.shape[-1])
+
+    def take(self, chosen: Tensor) -> "Images":
+        return Images(self.stored, self.rows[chosen], self.file)
+
+    def lay_out(self, folder: Path, name: str) -> dict[str, str]:
+        """Makes sure that other processes can map the images; says from which file."""
+        np.save(folder / f"{name}_rows.npy", self.rows.numpy(), allow_pickle=False)
+        if self.file is None:
+            np.save(folder / f"{name}_images.npy", self.stored.numpy(), allow_pickle=False)
+        return {name: str(self.file or folder / f"{name}_images.npy")}
+
+    @staticmethod
+    def mapped(folder: Path, name: str, file: str) -> "Images":
+        # "c": a mapped array that one may write to, because torch wants to be able to
+        images = Images.of(np.load(file, mmap_mode="c", allow_pickle=False))
+        return images.take(torch.from_numpy(np.load(folder / f"{name}_rows.npy", allow_pickle=False)))
+
+
 @dataclass(frozen=True)
 class ImageSet:
     """Images of one size with the index of each one's class."""
 
-    images: Tensor  # (N, 3, S, S) uint8
+    images: Images
     labels: Tensor  # (N,) int64, index into the data set's class names
+    owners: Tensor | None = None  # (N,) int64, index into the data set's clients, where the data say whose they are
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -27,11 +69,23 @@ class ImageSet:
         values, counts = torch.unique_consecutive(self.labels[order], return_counts=True)
         return dict(zip(values.tolist(), torch.split(order, counts.tolist()), strict=True))
 
+    def take(self, rows: Tensor) -> "ImageSet":
+        owners = None if self.owners is None else self.owners[rows]
+        return ImageSet(self.images.take(rows), self.labels[rows], owners)
+
     def select(self, classes: list[int], per_class: int | None) -> "ImageSet":
         """The first `per_class` images of each of `classes`, which become classes 0, 1, 2, ..."""
         rows = [self.by_class[c][:per_class] for c in classes]
         labels = [torch.full((len(r),), i, dtype=torch.int64) for i, r in enumerate(rows)]
-        return ImageSet(self.images[torch.cat(rows)], torch.cat(labels))
+        return replace(self.take(torch.cat(rows)), labels=torch.cat(labels))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """When classes reach the clients of a federated folder: (round from 0, client, classes by name), and how long."""
+
+    arrivals: tuple[tuple[int, int, tuple[str, ...]], ...]
+    rounds: int | None  # of the whole stream, if it says so
 
 
 @dataclass(frozen=True)
@@ -45,32 +99,49 @@ class DataSet:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     flip: bool  # may an image be mirrored and still be of its class?
+    clients: tuple[str, ...] = ()  # where the data say whose images they are
+    stream: Stream | None = None
+    unreadable: tuple[str, ...] = field(default=(), compare=False)  # files that were left out
 
     @property
     def size(self) -> int:
-        return int(self.train.images.shape[-1])
+        return self.train.images.size
 
     def lay_out(self, folder: Path) -> None:
-        """Writes everything to files that several processes can map into their memory."""
-        for split in ("train", "test"):
-            part: ImageSet = getattr(self, split)
-            np.save(folder / f"{split}_images.npy", part.images.numpy(), allow_pickle=False)
-            np.save(folder / f"{split}_labels.npy", part.labels.numpy(), allow_pickle=False)
-        facts = {key: getattr(self, key) for key in ("name", "classes", "mean", "std", "flip")}
-        (folder / "data.json").write_text(json.dumps(facts))
+        """Writes what the rounds need to files that several processes can map into their memory."""
+        facts: dict[str, Any] = {key: getattr(self, key) for key in ("name", "classes", "mean", "std", "flip")}
+        facts["files"] = {}
+        for name, part in (("train", self.train), ("test", self.test)):
+            facts["files"] |= part.images.lay_out(folder, name)
+            np.save(folder / f"{name}_labels.npy", part.labels.numpy(), allow_pickle=False)
+        if self.train.owners is not None:
+            np.save(folder / "owners.npy", self.train.owners.numpy(), allow_pickle=False)
+        stream = self.stream and {"arrivals": self.stream.arrivals, "rounds": self.stream.rounds}
+        (folder / "data.json").write_text(json.dumps({**facts, "clients": self.clients, "stream": stream}))
 
     @staticmethod
     def mapped(folder: Path) -> "DataSet":
         """The data set that was laid out there; its images are in memory once, whoever maps them."""
         facts = json.loads((folder / "data.json").read_bytes())
+        owners = torch.from_numpy(np.load(folder / "owners.npy")) if (folder / "owners.npy").exists() else None
+        stream = facts["stream"] and Stream(
+            tuple((number, client, tuple(classes)) for number, client, classes in facts["stream"]["arrivals"]),
+            facts["stream"]["rounds"],
+        )
 
-        def part(split: str) -> ImageSet:
-            # "c": a mapped array that one may write to, because torch wants to be able to
-            images = np.load(folder / f"{split}_images.npy", mmap_mode="c", allow_pickle=False)
-            return ImageSet(torch.from_numpy(images), torch.from_numpy(np.load(folder / f"{split}_labels.npy")))
+        def part(name: str, owners: Tensor | None) -> ImageSet:
+            images = Images.mapped(folder, name, facts["files"][name])
+            return ImageSet(images, torch.from_numpy(np.load(folder / f"{name}_labels.npy")), owners)
 
-        sequences = {key: tuple(facts[key]) for key in ("classes", "mean", "std")}
-        return DataSet(facts["name"], train=part("train"), test=part("test"), flip=facts["flip"], **sequences)
+        sequences = {key: tuple(facts[key]) for key in ("classes", "mean", "std", "clients")}
+        return DataSet(
+            facts["name"],
+            train=part("train", owners),
+            test=part("test", None),
+            flip=facts["flip"],
+            stream=stream or None,
+            **sequences,
+        )
 
     def select(self, classes: list[int], train_per_class: int | None, test_per_class: int | None) -> "DataSet":
         """The part of this data set that has only these classes, in this order."""

@@ -1,5 +1,6 @@
 """The plan: everything that chance decides about the federation, before training starts."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,8 @@ class Plan:
     """Class order, tasks, who joins when, who holds what, who is selected. A value: print it, save it, compare it."""
 
     tasks: tuple[tuple[int, ...], ...]  # the classes of each task, in head order
-    rounds_per_task: int
+    starts: tuple[int, ...]  # the first round of each task
+    rounds_per_task: int  # as meant; where data come when they come, what a server counts with after a growth
     arrivals: tuple[tuple[Arrival, ...], ...]  # for each client, in time order; the first is its joining
     selected: tuple[tuple[int, ...], ...]  # for each round
     growths: tuple[tuple[int, tuple[int, ...]], ...]  # (round, classes): when a server that is told learns of them
@@ -34,15 +36,19 @@ class Plan:
         return len(self.selected)
 
     def task_of_round(self, number: int) -> int:
-        return number // self.rounds_per_task
+        return bisect_right(self.starts, number) - 1
+
+    def rounds_of(self, task: int) -> range:
+        """The rounds of a task."""
+        return range(self.starts[task], (*self.starts, self.rounds)[task + 1])
 
     def ends_task(self, number: int) -> bool:
-        return (number + 1) % self.rounds_per_task == 0
+        return number + 1 == self.rounds or number + 1 in self.starts
 
     @cached_property
     def timeline(self) -> Timeline:
         """The arrivals of all clients as arrays."""
-        return Timeline(self.arrivals, self.rounds_per_task)
+        return Timeline(self.arrivals, (*self.starts, self.rounds))
 
     @cached_property
     def joined(self) -> np.ndarray:
@@ -81,7 +87,7 @@ class Plan:
         return {
             "class_names": list(names),
             "tasks": [list(task) for task in self.tasks],
-            "rounds_per_task": self.rounds_per_task,
+            "starts": [number + 1 for number in self.starts],
             "arrivals": clients,
             "selected": [list(chosen) for chosen in self.selected],
             "growths": [{"round": number + 1, "classes": list(classes)} for number, classes in self.growths],
@@ -98,7 +104,7 @@ def new_classes(arrivals: Sequence[Arrival], start: int, end: int) -> list[int]:
 def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[int, Sequence[int]], seed: int) -> Plan:
     """Draws the whole federation: `names` are the classes, `images` the training images of each."""
     kind, alpha = parse_partition(settings.partition)
-    tasks = _tasks(settings.tasks, class_order(settings.order, names))
+    tasks = equal_tasks(settings.tasks, class_order(settings.order, names))
     arrivals: list[list[Arrival]] = []
     groups: list[dict[int, str]] = []
     for t, classes in enumerate(tasks):
@@ -119,12 +125,14 @@ def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[in
             for client in stayers:
                 arrivals[client].append(Arrival(start, ()))
     frozen = tuple(tuple(a) for a in arrivals)
-    growths = tuple((t * settings.rounds, classes) for t, classes in enumerate(tasks))
+    starts = tuple(t * settings.rounds for t in range(len(tasks)))
+    growths = tuple(zip(starts, tasks, strict=True))
     named = tuple(tuple(group.get(client, "") for client in range(len(frozen))) for group in groups)
-    return Plan(tasks, settings.rounds, frozen, _select(settings, len(tasks), frozen, seed), growths, named)
+    return Plan(tasks, starts, settings.rounds, frozen, _select(settings, len(tasks), frozen, seed), growths, named)
 
 
-def _tasks(sizes: int | list[int], order: list[int]) -> tuple[tuple[int, ...], ...]:
+def equal_tasks(sizes: int | list[int], order: list[int]) -> tuple[tuple[int, ...], ...]:
+    """So many tasks of one size, or of these sizes."""
     count = len(order)
     if isinstance(sizes, int):
         if count % sizes:

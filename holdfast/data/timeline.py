@@ -21,7 +21,8 @@ class Timeline:
     """All arrivals, client after client. Clients that get the same images in the same round have an arrival of the same
     kind: what is computed for a kind is computed for all of them."""
 
-    def __init__(self, arrivals: Sequence[Sequence[Arrival]], rounds_per_task: int) -> None:
+    def __init__(self, arrivals: Sequence[Sequence[Arrival]], bounds: Sequence[int]) -> None:
+        """`bounds` are the first rounds of all tasks, and the number of rounds."""
         known: dict[Arrival, int] = {}
         self.kind = np.array([known.setdefault(a, len(known)) for mine in arrivals for a in mine], dtype=np.int32)
         self.kinds = tuple(known)
@@ -31,7 +32,7 @@ class Timeline:
         self.round = np.array([kind.round for kind in self.kinds], dtype=np.int64)[self.kind]
         self.brings = np.array([bool(kind.classes) for kind in self.kinds])[self.kind]  # has it any class?
         self._brought = np.concatenate([[0], np.cumsum(self.brings)])
-        self._rounds_per_task = rounds_per_task
+        self._bounds = np.array(bounds)
 
     @property
     def clients(self) -> int:
@@ -56,10 +57,11 @@ class Timeline:
     def event(self) -> np.ndarray:
         """When each arrival is put into memory: before round r (2r), because other data comes then, or after it
         (2r + 1), because the task is over."""
-        task_end = (self.round // self._rounds_per_task + 1) * self._rounds_per_task - 1
+        task_end = self._bounds[np.searchsorted(self._bounds, self.round, side="right")] - 1
         followed = np.append(self.client[1:] == self.client[:-1], False)
         change = np.where(followed, 2 * np.append(self.round[1:], 0), np.iinfo(np.int64).max)
-        return np.minimum(2 * task_end + 1, change)
+        when: np.ndarray = np.minimum(2 * task_end + 1, change)
+        return when
 
     @cached_property
     def returning(self) -> np.ndarray:

@@ -69,7 +69,8 @@ class Pool:
     that dies is replaced, and its piece is done again."""
 
     def __init__(self, config: Config, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> None:
-        room = 2 * (data.train.images.nbytes + data.test.images.nbytes)
+        parts = (data.train.images, data.test.images)
+        room = 2 * sum(part.stored.nbytes for part in parts if part.file is None)
         shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > room
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=SHARED if shared else None))
         data.lay_out(self.folder)

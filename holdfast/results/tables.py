@@ -104,12 +104,12 @@ def plan_tables(plan: Plan, names: Sequence[str]) -> list[Table]:
     tasks = []
     for t, classes in enumerate(plan.tasks):
         groups = plan.groups[t]
-        first, end = t * plan.rounds_per_task, (t + 1) * plan.rounds_per_task
-        picked = {client for chosen in plan.selected[first:end] for client in chosen}
+        rounds = plan.rounds_of(t)
+        picked = {client for number in rounds for client in plan.selected[number]}
         new = sum(groups[client] == "Za" for client in picked)
         sizes = [str(groups.count(group)) for group in ("Zo", "Zn", "Za")]
         held = " ".join(names[c] for c in classes)
-        tasks.append([str(t + 1), f"{first + 1}-{end}", held, *sizes, f"{len(picked)} ({new} new)"])
+        tasks.append([str(t + 1), f"{rounds.start + 1}-{rounds.stop}", held, *sizes, f"{len(picked)} ({new} new)"])
     clients = [
         [
             str(client),

@@ -1,8 +1,12 @@
 import errno
+import hashlib
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +32,7 @@ class Maker:
 
 
 def only_entry(folder: Path) -> Path:
-    (entry,) = folder.iterdir()
+    (entry,) = (path for path in folder.iterdir() if path.suffix != ".lock")
     return entry
 
 
@@ -51,7 +55,12 @@ def test_entry_holds_key_and_checksums_and_leaves_no_temporary_folder(tmp_path: 
     assert entry.name == "toy-765c496195ba787a"
     meta = json.loads((entry / "meta.json").read_text())
     assert meta["key"] == KEY
-    assert sorted(meta["sha256"]) == ["images.npy", "labels.npy"]
+    assert sorted(meta["files"]) == ["images.npy", "labels.npy"]
+    assert meta["files"]["labels.npy"] == {
+        "bytes": (entry / "labels.npy").stat().st_size,
+        "sha256": hashlib.sha256((entry / "labels.npy").read_bytes()).hexdigest(),
+    }
+    assert list(tmp_path.iterdir()) == [entry]
     assert sorted(p.name for p in entry.iterdir()) == ["images.npy", "labels.npy", "meta.json"]
 
 
@@ -129,19 +138,77 @@ def test_a_pickle_is_never_loaded(tmp_path: Path, save: Callable[[Path], None]) 
     cached(tmp_path, KEY, Maker())
     entry = only_entry(tmp_path)
     save(entry / "labels.npy")
-    (entry / "meta.json").write_text(json.dumps(cache._meta(KEY, sorted(entry.glob("*.npy")))))
+    meta = json.loads((entry / "meta.json").read_text())
+    content = (entry / "labels.npy").read_bytes()
+    meta["files"]["labels.npy"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (entry / "meta.json").write_text(json.dumps(meta))
     make = Maker()
     assert cached(tmp_path, KEY, make)["labels"].tolist() == [5, 7]
     assert make.calls == 1
 
 
-def test_the_process_that_is_second_uses_the_entry_of_the_first(tmp_path: Path) -> None:
-    def slow() -> dict[str, np.ndarray]:
-        cached(tmp_path, KEY, lambda: {"images": np.full(3, 1)})  # another process, in the meantime
-        return {"images": np.full(3, 2)}
+def test_the_process_that_is_second_waits_and_uses_the_entry_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun, made = threading.Event(), Maker()
 
-    assert cached(tmp_path, KEY, slow)["images"].tolist() == [1, 1, 1]
-    only_entry(tmp_path)
+    def slow() -> dict[str, np.ndarray]:
+        begun.set()
+        time.sleep(0.5)
+        return {"images": np.full(3, 1)}
+
+    first = threading.Thread(target=lambda: cached(tmp_path, KEY, slow))
+    first.start()
+    assert begun.wait(10)
+    assert cached(tmp_path, KEY, made)["images"].tolist() == [1, 1, 1]
+    first.join()
+    assert made.calls == 0
+    assert "waiting for it" in capsys.readouterr().err
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from holdfast.data.cache import entry_of
+
+def fill(place):
+    (place / "half.txt").write_text("half")
+    os.kill(os.getpid(), 9)
+
+entry_of(Path(sys.argv[1]), {"name": "toy"}, fill)
+"""
+
+
+def test_a_killed_process_leaves_its_work_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60).returncode == -9
+
+    def fill(place: Path) -> cache.Facts:
+        assert (place / "half.txt").read_text() == "half"
+        (place / "half.txt").unlink()
+        np.save(place / "whole.npy", np.arange(3))
+        return {"from": "half"}
+
+    entry = cache.entry_of(tmp_path, {"name": "toy"}, fill)
+    assert entry.arrays["whole"].tolist() == [0, 1, 2]
+    assert entry.facts == {"from": "half"}
+    assert list(tmp_path.iterdir()) == [entry.place]
+
+
+def test_a_large_file_is_compared_by_length_and_its_content_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LARGE", 10)
+    make = Maker()
+    cached(tmp_path, KEY, make)
+    entry = cache.entry_of(tmp_path, KEY, lambda _: {})
+    assert cache.is_whole(entry)
+    flip_last_byte(only_entry(tmp_path) / "images.npy")
+    cached(tmp_path, KEY, make)
+    assert make.calls == 1
+    assert not cache.is_whole(entry)
+    os.truncate(only_entry(tmp_path) / "images.npy", 100)
+    cached(tmp_path, KEY, make)
+    assert make.calls == 2
 
 
 def test_many_at_once_agree(tmp_path: Path) -> None:
@@ -167,20 +234,7 @@ def test_failing_make_leaves_nothing_behind(tmp_path: Path) -> None:
 
     with pytest.raises(HoldfastError, match="no such image"):
         cached(tmp_path, KEY, fail)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_leftovers_of_killed_runs_are_swept_after_a_day(tmp_path: Path) -> None:
-    cached(tmp_path, KEY, Maker())
-    entry = only_entry(tmp_path)
-    old, young = (tmp_path / f".{entry.name}.{word}.tmp" for word in ("old", "young"))
-    for folder in (old, young):
-        folder.mkdir()
-        (folder / "images.npy").touch()
-    os.utime(old, (0, 0))
-    (entry / "meta.json").unlink()
-    cached(tmp_path, KEY, Maker())
-    assert sorted(tmp_path.iterdir()) == sorted([entry, young])
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_folder_that_cannot_be_made_is_one_sentence_before_any_work(tmp_path: Path) -> None:
@@ -214,7 +268,7 @@ def test_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path, mon
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(HoldfastError, match=r"cannot be written \(No space left on device\); set XDG_CACHE_HOME"):
         cached(tmp_path, KEY, Maker())
-    assert list(tmp_path.iterdir()) == []
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_an_error_of_make_is_not_blamed_on_the_cache(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import torch
 
-from holdfast.data.images import DataSet, ImageSet
+from holdfast.data.images import DataSet, Images, ImageSet
 
 LABELS = torch.tensor([2, 0, 1, 2, 0, 1])
 
 
 def image_set() -> ImageSet:
-    return ImageSet(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 3, 4, 4), LABELS)
+    return ImageSet(Images(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 3, 4, 4)), LABELS)
 
 
 def test_by_class_lists_each_class_in_order() -> None:
@@ -17,7 +17,7 @@ def test_by_class_lists_each_class_in_order() -> None:
 
 def test_select_keeps_the_first_images_and_renumbers_the_classes() -> None:
     part = image_set().select([2, 0], 1)
-    assert part.images[:, 0, 0, 0].tolist() == [0, 1]
+    assert part.images[:][:, 0, 0, 0].tolist() == [0, 1]
     assert part.labels.tolist() == [0, 1]
 
 

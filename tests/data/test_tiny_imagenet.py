@@ -10,7 +10,10 @@ from PIL import Image
 
 from holdfast.data import decoding, tiny_imagenet
 from holdfast.data.decode import decode_image
-from holdfast.data.tiny_imagenet import find, load
+from holdfast.data.decoded import Split, decoded
+from holdfast.data.cache import Arrays
+from holdfast.data.tiny_imagenet import PATTERNS
+from holdfast.data.tree import find, open_tree
 from holdfast.errors import HoldfastError
 
 TOP = "tiny-imagenet-200/"
@@ -70,6 +73,12 @@ def write_source(tmp_path: Path, form: str, files: Files) -> Path:
     folder = tmp_path / "unpacked"
     write_folder(folder if form == "folder" else folder / "tiny-imagenet-200", files)
     return folder
+
+
+def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Arrays]:
+    names, entry = tiny_imagenet.load(source, size, cache)
+    assert entry.facts == {"unreadable": []}
+    return names, entry.arrays
 
 
 FORMS = ["zip", "folder", "folder around the folder"]
@@ -168,16 +177,18 @@ def test_tampered_cache_is_made_anew_with_a_notice(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_truncated_jpeg_is_named(tmp_path: Path, form: str) -> None:
+def test_truncated_jpeg_is_named_and_has_no_label(tmp_path: Path, form: str) -> None:
     name = "train/n01/images/n01_10.JPEG"
     files = archive_files()
     files[name] = files[name][:-60]
     source = write_source(tmp_path, form, files)
-    message = load_error(source, tmp_path)
-    assert f"{name} in {source}" in message
-    assert "cannot be read as an image (" in message
-    assert "truncated" in message
-    assert list((tmp_path / "cache").iterdir()) == []
+    _, entry = tiny_imagenet.load(source, 64, tmp_path / "cache")
+    (sentence,) = entry.facts["unreadable"]
+    assert name in sentence
+    assert "cannot be read as an image (" in sentence
+    assert "truncated" in sentence
+    assert entry.arrays["train_labels"].tolist() == [0] * 5 + [1, 1, 1, -1, 1] + [2] * 5
+    assert not entry.arrays["train_images"][8].any()
 
 
 def test_damaged_bytes_within_a_zip_are_named(tmp_path: Path) -> None:
@@ -187,8 +198,9 @@ def test_damaged_bytes_within_a_zip_are_named(tmp_path: Path) -> None:
     image = files["val/images/val_0.JPEG"]
     assert content.count(image) == 1
     source.write_bytes(content.replace(image, image[:-20] + b"x" + image[-19:]))
-    message = load_error(source, tmp_path)
-    assert message.startswith(f"tiny-imagenet-200/val/images/val_0.JPEG in {source} cannot be read (Bad CRC-32")
+    _, entry = tiny_imagenet.load(source, 64, tmp_path / "cache")
+    (sentence,) = entry.facts["unreadable"]
+    assert sentence.startswith(f"tiny-imagenet-200/val/images/val_0.JPEG in {source} cannot be read (Bad CRC-32")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"half"])
@@ -197,7 +209,7 @@ def test_corrupt_zip_is_one_sentence(tmp_path: Path, content: bytes) -> None:
     whole = source.read_bytes()
     source.write_bytes(whole[: len(whole) // 2] if content == b"half" else content)
     message = load_error(source, tmp_path)
-    assert message.startswith(f"{source} cannot be opened (damaged or not a zip file); ")
+    assert message.startswith(f"{source} cannot be opened (damaged, or neither a folder nor a zip file); ")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -211,7 +223,7 @@ def test_missing_piece_is_named(tmp_path: Path, form: str, name: str) -> None:
 
 CONTENT = {
     "wnids.txt lists no class": {"wnids.txt": b"\n"},
-    "wnids.txt is not UTF-8 text": {"wnids.txt": b"\xff\xfe"},
+    "is not UTF-8 text": {"wnids.txt": b"\xff\xfe"},
     "class n77 of wnids.txt has no training images": {"wnids.txt": b"n01\nn77\n"},
     "class n02 of wnids.txt has no validation images": {
         "val/val_annotations.txt": b"val_3.JPEG\tn01\nval_0.JPEG\tn03\n"
@@ -232,7 +244,7 @@ def test_some_other_folder_is_refused_without_walking_through_it(
     def walk(*_: object, **__: object) -> None:
         raise AssertionError("walked")
 
-    monkeypatch.setattr(os, "walk", walk)
+    monkeypatch.setattr(os, "scandir", walk)
     assert "wnids.txt is missing" in load_error(tmp_path, tmp_path)
 
 
@@ -259,24 +271,28 @@ def test_denied_reading_is_one_sentence_for_every_user(tmp_path: Path, monkeypat
     assert load_error(tmp_path, tmp_path).startswith(f"{tmp_path} cannot be read (Permission denied); ")
 
 
+def find_tiny(path: Path | None, root: Path | None) -> Path:
+    return find("TinyImageNet", path and str(path), root, PATTERNS)
+
+
 def test_find_takes_an_explicit_path_or_says_it_is_missing(tmp_path: Path) -> None:
-    assert find(tmp_path, None) == tmp_path
+    assert find_tiny(tmp_path, None) == tmp_path
     with pytest.raises(HoldfastError, match=re.escape(f"no TinyImageNet at {tmp_path / 'none.zip'}; set data.path")):
-        find(tmp_path / "none.zip", tmp_path)
+        find_tiny(tmp_path / "none.zip", tmp_path)
 
 
 def test_find_looks_through_the_data_folder(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match=rf"^{re.escape(str(tmp_path))} holds no .* set data\.path .*HOLDFAST_DATA"):
-        find(None, tmp_path)
+        find_tiny(None, tmp_path)
     with pytest.raises(HoldfastError, match=r"set data\.path .*HOLDFAST_DATA"):
-        find(None, None)
+        find_tiny(None, None)
     for name in ("tiny-imagenet-b.zip", "tiny-imagenet-a.zip"):
         (tmp_path / name).touch()
-    assert find(None, tmp_path).name == "tiny-imagenet-a.zip"
+    assert find_tiny(None, tmp_path).name == "tiny-imagenet-a.zip"
     (tmp_path / "tiny-imagenet-200").mkdir()
-    assert find(None, tmp_path).name == "tiny-imagenet-200"
+    assert find_tiny(None, tmp_path).name == "tiny-imagenet-200"
     (tmp_path / "tiny-imagenet-200.zip").touch()
-    assert find(None, tmp_path).name == "tiny-imagenet-200.zip"
+    assert find_tiny(None, tmp_path).name == "tiny-imagenet-200.zip"
 
 
 def real_archive() -> Path:
@@ -284,7 +300,7 @@ def real_archive() -> Path:
     if not root:
         pytest.skip("HOLDFAST_DATA is not set, so there is no real TinyImageNet to read")
     try:
-        return find(None, Path(root))
+        return find_tiny(None, Path(root))
     except HoldfastError as error:
         pytest.skip(str(error))
 
@@ -301,15 +317,16 @@ def test_real_archive_whole_at_a_small_size(tmp_path: Path) -> None:
     np.testing.assert_allclose(mean, tiny_imagenet.MEAN, atol=0.02)
 
 
-def test_real_images_are_those_that_pillow_reads() -> None:
-    with tiny_imagenet.open_source(real_archive()) as source:
-        wnids = tiny_imagenet.read_wnids(source)
-        split = tiny_imagenet.train_split(source, wnids)
+def test_real_images_are_those_that_pillow_reads(tmp_path: Path) -> None:
+    with open_tree(real_archive(), tiny_imagenet.TOP) as tree:
+        wnids = tiny_imagenet.read_wnids(tree)
+        split = tiny_imagenet.train_split(tree, wnids)
         rows = list(range(0, len(split.files), 499))  # another number in every class
         files = [split.files[row] for row in rows]
-        assert files[1] == f"train/{wnids[0]}/images/{wnids[0]}_499.JPEG"
-        images = source.decode(files, 64, "a part")
+        assert files[1] == f"{tree.prefix}train/{wnids[0]}/images/{wnids[0]}_499.JPEG"
+        part = {"train": Split(files, split.labels[rows])}
+        images = decoded(tmp_path, {"name": "part"}, tree.place, part, 64, "a part").arrays["train_images"]
         for file, row, image in zip(files, rows, images, strict=True):
-            assert file.split("/")[1] == wnids[split.labels[row]]
-            with Image.open(io.BytesIO(source.read(file))) as expected:
+            assert file.removeprefix(tree.prefix).split("/")[1] == wnids[split.labels[row]]
+            with Image.open(io.BytesIO(tree.read(file.removeprefix(tree.prefix)))) as expected:
                 np.testing.assert_array_equal(image, np.asarray(expected.convert("RGB")).transpose(2, 0, 1))

@@ -22,14 +22,14 @@ RNG = np.random.Generator(np.random.PCG64(3))
 
 def test_the_timeline_says_who_has_what_and_when_it_is_stored() -> None:
     a, b, none = Arrival(0, (1, 2)), Arrival(4, (2, 3)), Arrival(3, ())
-    timeline = Timeline([[a, b], [Arrival(0, (1, 2)), none], [Arrival(2, (5,))]], rounds_per_task=3)
+    timeline = Timeline([[a, b], [Arrival(0, (1, 2)), none], [Arrival(2, (5,))]], (0, 3, 6))
     assert timeline.kinds == (a, b, none, Arrival(2, (5,)))  # equal arrivals are one kind
     assert [timeline.current(n).tolist() for n in (0, 2, 3, 4)] == [[0, 0, -1], [0, 0, 0], [0, 1, 0], [1, 1, 0]]
     assert timeline.client[timeline.arriving(0)].tolist() == [0, 1]
     assert timeline.returning.tolist() == [False, True, False, False, False]
     # Stored after round 2 (a task's end) or, when other data comes before that, before that round.
     assert timeline.event.tolist() == [5, 11, 5, 11, 5]
-    sooner = Timeline([[Arrival(0, (1,)), Arrival(1, (2,))]], rounds_per_task=3)
+    sooner = Timeline([[Arrival(0, (1,)), Arrival(1, (2,))]], (0, 3))
     assert sooner.event.tolist() == [2, 5]
     clients = np.array([0, 1, 1])
     assert timeline.waiting(clients, np.array([0, 1, 0]), np.array([2, 2, 2])).tolist() == [True, False, True]
@@ -46,7 +46,7 @@ def test_a_memory_written_out_late_is_the_one_written_at_once(small: dict[str, A
     features = torch.randn(3, len(world.train), 4, generator=torch.Generator().manual_seed(2))
     own: dict[int, dict[int, Tensor]] = {client: {} for client in range(population.timeline.clients)}
     for task in range(3):
-        last = (task + 1) * world.plan.rounds_per_task - 1
+        last = world.plan.rounds_of(task)[-1]
         current = population.timeline.current(last)
         population.settle(2 * last + 1, current + 1, lambda rows, t=task: features[t][rows])  # type: ignore[misc]
         for client in world.plan.present(last):

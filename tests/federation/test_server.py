@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import confusion_matrix
 
 from holdfast.data.augment import Transform
-from holdfast.data.images import ImageSet
+from holdfast.data.images import Images, ImageSet
 from holdfast.federation.messages import Reply
 from holdfast.federation.passes import one_pass
 from holdfast.federation.server import Server, average
@@ -83,7 +83,7 @@ def test_confusion_equals_scikit_learn_and_asks_only_among_seen_classes() -> Non
     host = server()
     host.grow(("d", "c", "b", "a"))  # head order is not the data set's order
     images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8, generator=torch_generator(1))
-    test = ImageSet(images, torch.arange(40) % 4)
+    test = ImageSet(Images(images), torch.arange(40) % 4)
     seen = [2, 0, 1]
     counts = host.confusion(test, ("a", "b", "c", "d"), seen, partial(scores, host, test))
     host.model.eval()
@@ -98,7 +98,7 @@ def test_confusion_equals_scikit_learn_and_asks_only_among_seen_classes() -> Non
 
 def test_images_of_unknown_classes_are_wrong_and_without_any_class_unanswered() -> None:
     host = server()
-    test = ImageSet(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]))
+    test = ImageSet(Images(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)), torch.tensor([0, 0, 1, 1]))
     assert host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test)).tolist() == [[0, 0, 2], [0, 0, 2]]
     host.grow(("b",))
     assert host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test)).tolist() == [[0, 2, 0], [0, 2, 0]]
@@ -109,7 +109,7 @@ def test_evaluation_leaves_the_model_as_it_was() -> None:
     host.grow(("a", "b"))
     host.model.train()
     before = {name: tensor.clone() for name, tensor in host.weights.items()}
-    test = ImageSet(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]))
+    test = ImageSet(Images(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)), torch.tensor([0, 0, 1, 1]))
     host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test))
     assert host.model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in host.weights.items())

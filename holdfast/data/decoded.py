@@ -1,0 +1,92 @@
+"""Image files decoded into the cache: resumable after a kill, whatever their number, in little memory."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.data import decoding
+from holdfast.data.cache import Entry, Facts, Key, clear_errors, entry_of
+from holdfast.errors import HoldfastError
+from holdfast.files import write_atomic
+
+FORMAT = 2  # of the cached arrays; a new number makes every cache anew
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which files hold the images of a split, and the class index of each."""
+
+    files: list[str]
+    labels: np.ndarray  # (N,) int64
+
+
+def decoded(folder: Path, key: Key, place: Path, splits: Mapping[str, Split], size: int, title: str) -> Entry:
+    """The images and labels of `splits`, whose files lie in the zip file or below the folder `place`: <split>_images
+    (N, 3, size, size) uint8 and <split>_labels (N,), -1 for an image that cannot be read; the facts list those."""
+
+    def fill(growing: Path) -> Facts:
+        _room_for(growing, sum(len(split.files) for split in splits.values()) * 3 * size * size)
+        unreadable: list[str] = []
+        for name, split in splits.items():
+            with clear_errors(folder):
+                labels = split.labels.copy()
+                for row, sentence in _decode(growing, name, place, split.files, size, f"{title}: {name} images"):
+                    labels[row] = -1
+                    unreadable.append(sentence)
+                np.save(growing / f"{name}_labels.npy", labels, allow_pickle=False)
+        for journal in growing.glob("*.jsonl"):
+            journal.unlink()
+        return {"unreadable": unreadable}
+
+    return entry_of(folder, {**key, "size": size, "decoded": FORMAT}, fill)
+
+
+def _decode(growing: Path, name: str, place: Path, files: list[str], size: int, text: str) -> list[tuple[int, str]]:
+    """Decodes what a process before has not; the rows and sentences of all images that cannot be read."""
+    from holdfast.progress import progress_bar  # here, because the decoding processes need none and start sooner
+
+    target, journal = growing / f"{name}_images.npy", growing / f"{name}.jsonl"
+    decoding.make_room(target, len(files), size)
+    done = _journalled(journal, target, size)
+    bad = [pair for block in done.values() for pair in block.bad]
+    with progress_bar() as bar, open(journal, "a", encoding="utf-8") as log:
+        task = bar.add_task(text, total=len(files), completed=sum(block.count for block in done.values()))
+        for block in decoding.decode_files(target, place, files, size, done):
+            log.write(_line(block))
+            log.flush()
+            bad += block.bad
+            bar.advance(task, block.count)
+    return sorted(bad)
+
+
+def _journalled(journal: Path, target: Path, size: int) -> dict[int, decoding.Block]:
+    """The blocks that an earlier process finished and whose pixels are on disk as it wrote them; the journal is left
+    with these alone, because its last line may be cut short."""
+    found: dict[int, decoding.Block] = {}
+    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+    for line in lines:
+        with suppress(ValueError):
+            start, count, digest, bad = json.loads(line)
+            if decoding.block_digest(target, start, count, size) == digest:
+                found[start] = decoding.Block(start, count, digest, tuple(map(tuple, bad)))
+    write_atomic(journal, "".join(_line(block) for block in found.values()).encode())
+    return found
+
+
+def _line(block: decoding.Block) -> str:
+    return json.dumps([block.start, block.count, block.digest, block.bad]) + "\n"
+
+
+def _room_for(growing: Path, needed: int) -> None:
+    there = sum(file.stat().st_blocks * 512 for file in growing.iterdir())  # of an earlier, killed process
+    free = shutil.disk_usage(growing).free
+    if needed - there > free:
+        raise HoldfastError(
+            f"the decoded images take {needed / 1e9:.1f} GB and {growing.parent} has room for "
+            f"{(free + there) / 1e9:.1f}; choose a smaller data.size, or set XDG_CACHE_HOME to a place with more"
+        )

@@ -1,0 +1,167 @@
+"""Anyone's images: train/<class>/... and test/<class>/..., or <class>/... alone, or clients/<client>/<class>/...
+
+In the last, federated form `arrivals.toml` may say in which round which classes reach which client:
+
+    rounds = 24             # of the whole stream; plan.rounds after the last new class, if not given
+
+    [[arrival]]
+    round = 1               # the first is 1
+    client = "north"
+    classes = ["cat", "dog"]
+
+From then on these classes are the client's data, and what it had before is in its memory at most."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.data.cache import Entry
+from holdfast.data.decoded import Split, decoded
+from holdfast.data.images import Stream
+from holdfast.data.tree import Tree, class_folders, open_tree
+from holdfast.errors import HoldfastError, nearest
+from holdfast.seeding import generator, shuffled
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+ARRIVALS = "arrivals.toml"
+
+Classes = dict[str, list[str]]  # the files of each class
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder of images holds."""
+
+    names: tuple[str, ...]
+    entry: Entry
+    clients: tuple[str, ...] = ()
+    owners: np.ndarray | None = None  # of each training image, index into clients
+    stream: Stream | None = None
+
+
+def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> Folder:
+    """The decoded images. Where no test folder is, `test_share` of each class's images are drawn for it by `seed`."""
+    with open_tree(source) as tree:
+        first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name or name in tree.folders}
+        clients: dict[str, Classes] = {}
+        if "clients" in first:
+            clients = {name: class_folders(tree, f"clients/{name}/") for name in _client_names(tree)}
+            train = _together(clients)
+        elif "train" in first:
+            train = class_folders(tree, "train/")
+        else:
+            train = class_folders(tree)
+        if not train:
+            raise HoldfastError(f"{source} has no class folders with images; see 'holdfast data info folder'")
+        aside = next((part for part in ("test", "val") if part in first and first & {"train", "clients"}), None)
+        test = class_folders(tree, f"{aside}/") if aside else _drawn(source, train, clients, test_share, seed)
+        if not aside:
+            gone = {name for files in test.values() for name in files}
+            train = {name: [file for file in files if file not in gone] for name, files in train.items()}
+        _same_classes(source, train, test)
+        names = tuple(train)
+        splits = {"train": _split(tree, names, train), "test": _split(tree, names, test)}
+        how = f"{aside or f'{test_share}/{seed}'}"
+        key = {"name": "folder", "identity": tree.identity, "test": how}
+        entry = decoded(cache, key, tree.place, splits, size, source.name)
+        owner = {file: i for i, mine in enumerate(clients.values()) for files in mine.values() for file in files}
+        owners = np.array([owner[file] for name in names for file in train[name]], np.int64) if clients else None
+        stream = _stream(tree, clients) if ARRIVALS in tree.names else None
+        return Folder(names, entry, tuple(clients), owners, stream)
+
+
+def _client_names(tree: Tree) -> list[str]:
+    names = sorted({n.split("/")[1] for n in tree.folders | set(tree.names) if n.startswith("clients/") and "/" in n})
+    loose = [name for name in names if f"clients/{name}" in tree.names]
+    if loose:
+        raise HoldfastError(f"clients/{loose[0]} in {tree.where} is a file; clients/ holds a folder for each client")
+    return names
+
+
+def _together(clients: dict[str, Classes]) -> Classes:
+    names = sorted({name for mine in clients.values() for name in mine})
+    return {name: [file for mine in clients.values() for file in mine.get(name, [])] for name in names}
+
+
+def _drawn(source: Path, train: Classes, clients: dict[str, Classes], share: float, seed: int) -> Classes:
+    """Test images drawn from each class; from each client's part of it, where there are clients, but never its last."""
+    test: Classes = {}
+    for name, files in train.items():
+        parts = [mine[name] for mine in clients.values() if name in mine] or [files]
+        orders = [shuffled(generator(seed, "test images", name, i), part) for i, part in enumerate(parts)]
+        test[name] = sorted(f for o in orders for f in o[: min(len(o) - 1, max(1, round(share * len(o))))])
+        if not test[name]:
+            raise HoldfastError(
+                f"the class {name!r} of {source} has too few images to draw some for testing; "
+                "add images or make a folder test/<class>/"
+            )
+    return test
+
+
+def _same_classes(source: Path, train: Classes, test: Classes) -> None:
+    for name in sorted(train.keys() ^ test.keys()):
+        has, lacks = ("training", "test") if name in train else ("test", "training")
+        raise HoldfastError(f"the class {name!r} of {source} has {has} images but no {lacks} images; add some")
+
+
+def _split(tree: Tree, names: tuple[str, ...], classes: Classes) -> Split:
+    labels = np.repeat(np.arange(len(names)), [len(classes[name]) for name in names])
+    return Split(tree.inside([file for name in names for file in classes[name]]), labels)
+
+
+def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
+    """What arrivals.toml says, every word of it checked."""
+
+    def wrong(what: str) -> HoldfastError:
+        return HoldfastError(f"{tree.where / ARRIVALS}: {what}")
+
+    try:
+        content = tomllib.loads(tree.text(ARRIVALS))
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"this is not TOML ({error}); see 'holdfast data info folder'") from error
+    if not clients:
+        raise wrong(f"there is no folder clients/ beside it; arrivals are of clients/<client>/<class>/ in {tree.where}")
+    for key in content.keys() - {"rounds", "arrival"}:
+        raise wrong(f"unknown key {key!r}; it may hold rounds and [[arrival]] tables")
+    table = content.get("arrival", [])
+    if not isinstance(table, list) or not table or not all(isinstance(one, dict) for one in table):
+        raise wrong("it has no [[arrival]] tables; see 'holdfast data info folder'")
+    order = list(clients)
+    merged: dict[tuple[int, int], list[str]] = {}
+    for number, one in enumerate(table, 1):
+        client, classes = _arrival(one, clients, f"{tree.where / ARRIVALS}: arrival {number}")
+        merged.setdefault((one["round"] - 1, order.index(client)), []).extend(classes)
+    arrived = {(order[client], name) for (_, client), names in merged.items() for name in names}
+    for client, mine in clients.items():
+        for name in mine:
+            if (client, name) not in arrived:
+                raise wrong(f"the class {name!r} of client {client!r} never arrives; add it or remove its folder")
+    rounds = content.get("rounds")
+    last = max(number for number, _ in merged) + 1
+    if rounds is not None and (type(rounds) is not int or rounds < last):
+        raise wrong(f"rounds = {rounds!r}, but the last arrival is in round {last}; raise it or leave it out")
+    arrivals = sorted((number, client, tuple(dict.fromkeys(names))) for (number, client), names in merged.items())
+    return Stream(tuple(arrivals), rounds)
+
+
+def _arrival(one: dict[str, Any], clients: dict[str, Classes], where: str) -> tuple[str, list[str]]:
+    def wrong(what: str) -> HoldfastError:
+        return HoldfastError(f"{where}: {what}")
+
+    for key in one.keys() ^ {"round", "client", "classes"}:
+        raise wrong(f"{'unknown key' if key in one else 'it lacks'} {key!r}; it has round, client and classes")
+    number, client, classes = one["round"], one["client"], one["classes"]
+    if type(number) is not int or number < 1:
+        raise wrong(f"round = {number!r} should be a whole number, 1 or more")
+    if client not in clients:
+        raise wrong(f"there is no client {client!r} in clients/; {nearest(str(client), clients)}")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise wrong(f"classes = {classes!r} should be a list of names")
+    for name in classes:
+        if name not in clients[client]:
+            raise wrong(f"client {client!r} has no class {name!r}; {nearest(name, clients[client])}")
+    return client, classes

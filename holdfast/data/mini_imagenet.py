@@ -1,0 +1,55 @@
+"""MiniImageNet: 100 class folders of 600 images each, or the usual three folders of classes put together."""
+
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.data.cache import Entry
+from holdfast.data.decoded import Split, decoded
+from holdfast.data.tree import Tree, class_folders, open_tree
+from holdfast.errors import HoldfastError
+
+MEAN = (0.473, 0.450, 0.403)
+STD = (0.280, 0.271, 0.285)
+
+PATTERNS = ("mini-imagenet", "mini-imagenet.zip", "miniImageNet", "miniImageNet.zip", "mini_imagenet", "miniimagenet")
+PARTS = ("train", "val", "test")  # of few-shot learning: different classes, not different images
+TRAIN, ALL = 500, 600  # images of a class
+
+
+def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
+    """Class names, and the decoded images; of each class the first five sixths by name (500 of 600) are to train on."""
+    with open_tree(source, _top(source)) as tree:
+        classes = _classes(tree)
+        files: dict[str, list[str]] = {"train": [], "test": []}
+        labels: dict[str, list[int]] = {"train": [], "test": []}
+        for label, (name, images) in enumerate(classes.items()):
+            if len(images) < 2:
+                raise HoldfastError(f"the class {name!r} of {source} has one image; it needs some to train and to test")
+            cut = min(max(1, len(images) * TRAIN // ALL), len(images) - 1)
+            for split, part in (("train", images[:cut]), ("test", images[cut:])):
+                files[split] += part
+                labels[split] += [label] * len(part)
+        splits = {split: Split(tree.inside(files[split]), np.array(labels[split], np.int64)) for split in files}
+        key = {"name": "mini-imagenet", "identity": tree.identity}
+        return tuple(classes), decoded(cache, key, tree.place, splits, size, "MiniImageNet")
+
+
+def _top(source: Path) -> str:
+    """An archive often has everything in one folder that is called like itself."""
+    return source.stem if source.is_file() else ""
+
+
+def _classes(tree: Tree) -> dict[str, list[str]]:
+    first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name}
+    if not first:
+        raise HoldfastError(f"{tree.where} has no class folders; set data.path to the folder that holds them")
+    if not first <= set(PARTS):
+        return class_folders(tree)
+    merged: dict[str, list[str]] = {}
+    for part in sorted(first):
+        for name, files in class_folders(tree, f"{part}/").items():
+            if name in merged:
+                raise HoldfastError(f"the class {name!r} of {tree.where} is in two of {', '.join(sorted(first))}")
+            merged[name] = files
+    return dict(sorted(merged.items()))

@@ -1,0 +1,165 @@
+"""The files of a data set, whether they lie in a folder or in a zip file, and the classes that its folders are."""
+
+import hashlib
+import os
+import unicodedata
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NoReturn
+
+from holdfast.errors import HoldfastError
+
+SUFFIXES = {".jpg", ".jpeg", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+Listed = tuple[str, int, int]  # name, size, and time of change or checksum
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Files by their names below the data set's own top folder."""
+
+    where: Path
+    identity: str  # changes whenever the content does
+    names: tuple[str, ...]  # sorted, so that nothing depends on the file system
+    folders: frozenset[str]
+    read: Callable[[str], bytes]
+    place: Path  # the zip file, or the folder that the names are below
+    prefix: str  # of the names in a zip file
+
+    def inside(self, files: Sequence[str]) -> list[str]:
+        """The names by which `place` has these files."""
+        return [self.prefix + name for name in files]
+
+    def text(self, name: str) -> str:
+        try:
+            return self.read(name).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise HoldfastError(f"{name} in {self.where} is not UTF-8 text; get the data set anew") from error
+
+
+def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str]) -> Path:
+    """Where a data set is: at `path`, or whatever in `root` has a name of these patterns, the first one first."""
+    if path is not None:
+        place = Path(path).expanduser()
+        if os.path.exists(place):
+            return place
+        raise HoldfastError(f"there is no {title} at {path}; set data.path to its archive or folder")
+    wanted = list(patterns)
+    advice = "set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds " + " or ".join(wanted)
+    if root is None:
+        raise HoldfastError(f"nothing says where {title} is; {advice}")
+    for pattern in wanted:
+        for place in sorted(root.glob(pattern)):
+            return place
+    raise HoldfastError(f"{root} holds no {title}; {advice}")
+
+
+@contextmanager
+def open_tree(path: Path, top: str = "", mark: str | None = None) -> Iterator[Tree]:
+    """The files behind `path`, a zip file or a folder; those below a folder called `top` in it, if it has one. A folder
+    without a file called `mark` is some other folder, which may be endless, and is not looked through."""
+    if os.path.isdir(path):
+        yield _folder(path, top, mark)
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except Exception as error:  # a damaged directory raises nearly any type
+        reason = error.strerror if isinstance(error, OSError) else "damaged, or neither a folder nor a zip file"
+        raise HoldfastError(f"{path} cannot be opened ({reason}); get it anew or correct data.path") from error
+    with archive:
+        yield _zip(path, archive, top)
+
+
+def _zip(path: Path, archive: zipfile.ZipFile, top: str) -> Tree:
+    infos = archive.infolist()
+    prefix = f"{top}/" if top and any(info.filename.startswith(f"{top}/") for info in infos) else ""
+    known = {info.filename.removeprefix(prefix): info for info in infos}
+
+    def read(name: str) -> bytes:
+        try:
+            return archive.read(known[name])
+        except Exception as error:  # bad checksum, bad compression, encryption, a file cut short: each its own type
+            raise HoldfastError(f"{name} in {path} cannot be read ({error}); get the archive anew") from error
+
+    names = tuple(sorted(name for name, info in known.items() if not info.is_dir()))
+    folders = {name.rstrip("/") for name, info in known.items() if info.is_dir()}
+    identity = _digest((info.filename, info.file_size, info.CRC) for info in infos)
+    return Tree(path, identity, names, frozenset(folders), read, path, prefix)
+
+
+def _folder(path: Path, top: str, mark: str | None) -> Tree:
+    try:
+        place = path / top if top and top in os.listdir(path) else path
+        found = sorted(_below(place, "", ())) if mark is None or mark in os.listdir(place) else []
+    except OSError as error:
+        _unreadable(error)
+
+    def read(name: str) -> bytes:
+        try:
+            return (place / name).read_bytes()
+        except OSError as error:
+            _unreadable(error)
+
+    names = tuple(name for name, size, _ in found if size >= 0)
+    folders = frozenset(name for name, size, _ in found if size < 0)
+    return Tree(path, _digest(one for one in found if one[1] >= 0), names, folders, read, place, "")
+
+
+def _below(top: Path, name: str, above: tuple[tuple[int, int], ...]) -> Iterator[Listed]:
+    """Every file, and every folder with size -1; links are followed, but not in circles."""
+    with os.scandir(top / name) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            inner = f"{name}/{entry.name}" if name else entry.name
+            try:
+                stat = entry.stat()
+            except OSError as error:
+                raise HoldfastError(
+                    f"{top / inner} is a link that leads nowhere or in a circle ({error.strerror}); remove it"
+                ) from error
+            if entry.is_file():  # no pipe to wait at
+                yield inner, stat.st_size, stat.st_mtime_ns
+            elif entry.is_dir():
+                identity = (stat.st_dev, stat.st_ino)
+                if identity in above or os.path.samefile(top, top / inner):
+                    raise HoldfastError(f"{top / inner} is a link to a folder that it lies in; remove it")
+                yield inner, -1, 0
+                yield from _below(top, inner, (*above, identity))
+
+
+def _digest(content: Iterable[Listed]) -> str:
+    digest = hashlib.sha256()
+    for one in content:
+        digest.update(repr(one).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
+    """The image files of each class, which is a folder directly below `below`, by the class's name; all sorted."""
+    start = len(below)
+    folders = {name[start:].split("/")[0] for name in tree.folders if name.startswith(below) and len(name) > start}
+    files: dict[str, list[str]] = {name: [] for name in folders}
+    for name in tree.names:
+        if not name.startswith(below) or PurePosixPath(name).suffix.lower() not in SUFFIXES:
+            continue
+        folder, slash, _ = name[start:].partition("/")
+        if slash:
+            files.setdefault(folder, []).append(name)
+    classes: dict[str, list[str]] = {}
+    for folder in sorted(files):
+        name = unicodedata.normalize("NFC", folder).strip()
+        where = tree.where / below / folder
+        if name in classes:
+            raise HoldfastError(f"{where} is a second folder of the class {name!r}; put them together or rename one")
+        if not files[folder]:
+            raise HoldfastError(f"the class {name!r} has no images in {where}; add some or remove the folder")
+        classes[name] = files[folder]
+    return classes
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    sentence = f"{error.filename} cannot be read ({error.strerror}); allow reading it or correct data.path"
+    raise HoldfastError(sentence) from error

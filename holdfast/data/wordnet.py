@@ -1,0 +1,14 @@
+"""Names that people can read for classes that are numbers of WordNet, such as n01443537."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+
+def class_names(wnids: Sequence[str], text: str) -> tuple[str, ...]:
+    """The first phrase that `text` has for each class, in lines of number and phrases; with the number where two share
+    one, the number alone without any."""
+    lines = [line.split(maxsplit=1) for line in text.splitlines()]
+    phrases = {line[0]: line[1].partition(",")[0].strip() for line in lines if len(line) == 2}
+    names = [phrases.get(wnid) or wnid for wnid in wnids]
+    count = Counter(names)
+    return tuple(name if count[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
