@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from holdfast.data import decoding, tiny_imagenet
+from holdfast.data.cache import Arrays
 from holdfast.data.decode import decode_image
 from holdfast.data.decoded import Split, decoded
-from holdfast.data.cache import Arrays
 from holdfast.data.tiny_imagenet import PATTERNS
 from holdfast.data.tree import find, open_tree
 from holdfast.errors import HoldfastError
