@@ -17,6 +17,8 @@ from holdfast.bench import clients as clients_bench
 from holdfast.bench import data as data_bench
 from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
+from holdfast.cli_data import Root, out, use_root
+from holdfast.cli_data import data as data_commands
 from holdfast.config import Config, describe, load_config, parse_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
@@ -42,13 +44,13 @@ from holdfast.results.tables import (
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast Holdfast is on this machine, as ratios in one run.")
 app.add_typer(bench, name="bench")
-out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
+app.add_typer(data_commands, name="data")
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)
 ]
 MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`")]
-DataName = Annotated[str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES))]
+DataName = Annotated[str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES) + ":<path>")]
 Tasks = Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")]
 Seed = Annotated[int | None, typer.Option(help="the seed of everything that chance decides")]
 Sets = Annotated[
@@ -80,11 +82,13 @@ def run(
     seed: Seed = None,
     set_: Sets = None,
     out_: Annotated[Path | None, typer.Option("--out", help="the run's folder; runs/<name> if not given")] = None,
+    root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment and write its folder: config, plan, record, result, model, pictures.
 
     A run that was stopped goes on where it was; a complete one is shown."""
+    use_root(root)
     chosen = _config(config, method, dataset, tasks, seed, set_)
     folder = folder_of(chosen, out_)
     _report(_or_stopped(lambda: run_to_folder(chosen, folder), folder), as_json)
@@ -93,9 +97,11 @@ def run(
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="the folder of a run that was stopped", show_default=False)],
+    root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends with the same bits as one that was not."""
+    use_root(root)
     _report(_or_stopped(lambda: resume_run(run), run), as_json)
 
 
@@ -172,9 +178,11 @@ def plan(
     tasks: Tasks = None,
     seed: Seed = None,
     set_: Sets = None,
+    root: Root = None,
     as_json: AsJson = False,
 ) -> None:
     """Print who joins when, holds which classes, is selected when, and what will be sent, without training."""
+    use_root(root)
     chosen = _config(config, method, dataset, tasks, seed, set_)
     data = load_data(chosen.data)
     made = plan_of(chosen, data)
@@ -182,7 +190,7 @@ def plan(
     if as_json:
         print(json.dumps({**made.to_json(data.classes), "bytes": account}))
     else:
-        for table in [*plan_tables(made, data.classes), traffic_table(by_task(made, account))]:
+        for table in [*plan_tables(made, data.classes, data.clients), traffic_table(by_task(made, account))]:
             out.print(table)
 
 

@@ -91,10 +91,10 @@ def entry_of(folder: Path, key: Key, fill: Callable[[Path], Facts]) -> Entry:
     return entry
 
 
-def is_whole(entry: Entry) -> bool:
-    """Has every file, however large, the content that was written?"""
-    meta = json.loads((entry.place / "meta.json").read_bytes())
-    return all(_sha256(entry.place / name) == facts["sha256"] for name, facts in meta["files"].items())
+def is_whole(place: Path) -> bool:
+    """Has every file of an entry, however large, the content that was written?"""
+    meta = json.loads((place / "meta.json").read_bytes())
+    return all(_sha256(place / name) == facts["sha256"] for name, facts in meta["files"].items())
 
 
 def _entry_name(key: Key) -> str:

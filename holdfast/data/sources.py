@@ -246,7 +246,7 @@ SOURCES: dict[str, Source] = {
         obtain="sign up at https://www.image-net.org/download, and unpack ILSVRC2012 training and validation images",
     ),
     "folder": Source(
-        "The folder of images",
+        "image folder",
         "one's own images: folder:<path> with train/<class>/ and test/<class>/, <class>/, or clients/<client>/<class>/",
         {"size": 64, "test_share": 0.2},
         _folder,

@@ -47,7 +47,7 @@ def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str
             return place
         raise HoldfastError(f"there is no {title} at {path}; set data.path to its archive or folder")
     wanted = list(patterns)
-    advice = "set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds " + " or ".join(wanted)
+    advice = f"set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds {wanted[0]}"
     if root is None:
         raise HoldfastError(f"nothing says where {title} is; {advice}")
     for pattern in wanted:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from holdfast.data.images import DataSet
 from holdfast.files import write_atomic
 from holdfast.results.record import Result
 
@@ -99,6 +100,37 @@ def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
     axes.set(xlabel="% of a round", xlim=(0, 110))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside lower center", ncols=len(order), fontsize="small")
+    _save(figure, file)
+
+
+def contact_sheet(data: DataSet, file: Path, samples: int = 8, most: int = 50) -> None:
+    """The first training images of each class, a row a class; of very many classes so many, evenly spread."""
+    from matplotlib.figure import Figure
+
+    count = len(data.classes)
+    shown = range(count) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+    figure = Figure(figsize=(2.2 + 0.6 * samples, 0.3 + 0.62 * len(shown)), dpi=120)
+    grid = figure.subplots(len(shown), samples, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for line, c in zip(grid, shown, strict=True):
+        images = data.train.images[data.train.by_class[c][:samples]]
+        for axes, image in zip(line, images, strict=False):
+            axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest")
+        name = data.classes[c]
+        line[0].text(
+            -0.15,
+            0.5,
+            name if len(name) < 26 else f"{name[:24]}…",
+            transform=line[0].transAxes,
+            ha="right",
+            va="center",
+            fontsize=8,
+            color=INK,
+        )
+    figure.subplots_adjust(
+        left=2.1 / figure.get_figwidth(), right=0.99, top=0.99, bottom=0.01, wspace=0.06, hspace=0.06
+    )
     _save(figure, file)
 
 

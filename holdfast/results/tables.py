@@ -99,8 +99,9 @@ def _with_deviation(values: Sequence[float]) -> str:
     return f"{percent(mean(values))} ± {percent(stdev(values))}"
 
 
-def plan_tables(plan: Plan, names: Sequence[str]) -> list[Table]:
-    """A plan for people: the federation task by task, and what each client gets when; rounds counted from 1."""
+def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -> list[Table]:
+    """A plan for people: the federation task by task, and what each client gets when; rounds counted from 1. `clients`
+    are their names, where they have any."""
     tasks = []
     for t, classes in enumerate(plan.tasks):
         groups = plan.groups[t]
@@ -110,9 +111,9 @@ def plan_tables(plan: Plan, names: Sequence[str]) -> list[Table]:
         sizes = [str(groups.count(group)) for group in ("Zo", "Zn", "Za")]
         held = " ".join(names[c] for c in classes)
         tasks.append([str(t + 1), f"{rounds.start + 1}-{rounds.stop}", held, *sizes, f"{len(picked)} ({new} new)"])
-    clients = [
+    lines = [
         [
-            str(client),
+            clients[client] if clients else str(client),
             str(arrivals[0].round + 1),
             " | ".join(f"{a.round + 1}: " + (" ".join(names[c] for c in a.classes) or "(memory)") for a in arrivals),
             " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
@@ -122,7 +123,7 @@ def plan_tables(plan: Plan, names: Sequence[str]) -> list[Table]:
     columns = ["task", "rounds", "classes", "Zo stay", "Zn move on", "Za join", "selected"]
     return [
         rows_table("The federation by task", columns, tasks),
-        rows_table("The clients", ["client", "joins", "round: classes", "selected in rounds"], clients),
+        rows_table("The clients", ["client", "joins", "round: classes", "selected in rounds"], lines),
     ]
 
 

@@ -201,11 +201,11 @@ def test_a_large_file_is_compared_by_length_and_its_content_when_asked(
     make = Maker()
     cached(tmp_path, KEY, make)
     entry = cache.entry_of(tmp_path, KEY, lambda _: {})
-    assert cache.is_whole(entry)
+    assert cache.is_whole(entry.place)
     flip_last_byte(only_entry(tmp_path) / "images.npy")
     cached(tmp_path, KEY, make)
     assert make.calls == 1
-    assert not cache.is_whole(entry)
+    assert not cache.is_whole(entry.place)
     os.truncate(only_entry(tmp_path) / "images.npy", 100)
     cached(tmp_path, KEY, make)
     assert make.calls == 2

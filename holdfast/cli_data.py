@@ -1,0 +1,209 @@
+"""The doors to data: `holdfast data list | info | prepare | check`."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from holdfast.config import DataSettings, load_config
+from holdfast.data import cache, folder, prepare
+from holdfast.data.images import DataSet
+from holdfast.data.sources import SOURCES, Source, data_root, load_data, place_of, source_of
+from holdfast.errors import HoldfastError
+from holdfast.results.plots import contact_sheet
+from holdfast.results.tables import rows_table
+
+data = typer.Typer(no_args_is_help=True, help="What data sets there are, what is on disk, getting and checking them.")
+out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
+
+Name = Annotated[str, typer.Argument(help="see `holdfast data list`; folder:<path> for your own images")]
+PathOption = Annotated[str | None, typer.Option("--path", help="its archive or folder, if it is not in the data root")]
+Size = Annotated[int | None, typer.Option(help="image side in pixels; the data set's own if not given")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
+Sheet = Annotated[Path | None, typer.Option(help="also draw samples of each class into this PNG file")]
+
+
+def use_root(root: Path | None) -> None:
+    """From here on, and in the processes that we start, data sets are looked for there."""
+    if root is not None:
+        os.environ["HOLDFAST_DATA"] = str(root)
+
+
+Root = Annotated[
+    Path | None, typer.Option("--data-root", help="the folder with your data sets; HOLDFAST_DATA if not given")
+]
+
+
+@data.command(name="list")
+def list_(root: Root = None, as_json: Json = False) -> None:
+    """The data sets that Holdfast knows, and which are here."""
+    use_root(root)
+    rows = {
+        name: {"about": source.about, "here": _here(name), "licence": source.licence}
+        for name, source in SOURCES.items()
+    }
+    if as_json:
+        print(json.dumps({"data_root": str(data_root()), "cache": str(cache.cache_folder()), "data_sets": rows}))
+        return
+    cells = [[name, str(row["about"]), row["here"] or "no", str(row["licence"])] for name, row in rows.items()]
+    out.print(rows_table("", ["data set", "what it is", "here", "licence"], cells))
+    out.print(
+        f"data root: {data_root()} (HOLDFAST_DATA or --data-root); cache: {cache.cache_folder()}", highlight=False
+    )
+
+
+@data.command()
+def info(
+    name: Name,
+    path: PathOption = None,
+    size: Size = None,
+    picture: Sheet = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Where a data set comes from, its licence, what is on disk, and how many images each class has."""
+    use_root(root)
+    if name == "folder" and path is None:
+        print(folder.__doc__)
+        return
+    source, settings = source_of(name), _settings(name, path, size)
+    facts: dict[str, Any] = {"name": name, "about": source.about, "origin": source.origin, "licence": source.licence}
+    facts |= {"official": source.official, "obtain": _obtain(name, source), "here": _here(name, path)}
+    if facts["here"]:
+        found = load_data(replace(settings, corrupt="skip"))
+        facts |= {**_counts(found), "unreadable": list(found.unreadable)}
+        if picture:
+            contact_sheet(found, picture)
+    elif picture:
+        raise HoldfastError(f"{source.title} is not here, so there is nothing to draw; {_obtain(name, source)}")
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for word in ("about", "origin", "licence", "official"):
+        if facts[word]:
+            out.print(f"[bold]{word}[/bold]: {facts[word]}", highlight=False, soft_wrap=True)
+    if not facts["here"]:
+        out.print(
+            f"It is not here. {facts['obtain'][0].upper()}{facts['obtain'][1:]}.", highlight=False, soft_wrap=True
+        )
+        return
+    out.print(f"[bold]here[/bold]: {facts['here']}", highlight=False, soft_wrap=True)
+    _print_counts(facts)
+    if picture:
+        print(f"picture: {picture}")
+
+
+@data.command(name="prepare")
+def prepare_(
+    name: Name,
+    given: Annotated[Path | None, typer.Option("--from", help="import this local archive or folder")] = None,
+    size: Size = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Download or import a data set and decode it, so that runs can start at once."""
+    use_root(root)
+    source, settings = source_of(name), _settings(name, None, size)
+    if given is not None and not source.patterns:
+        raise HoldfastError(f"{name} needs no file; leave --from out")
+    if given is not None:
+        prepare.import_local(source, given, data_root(), lambda place: load_data(replace(settings, path=str(place))))
+    elif source.patterns and not _here(name):
+        if source.download is None:
+            raise HoldfastError(f"{source.title} may not be downloaded here; {_obtain(name, source)}")
+        prepare.download(source.download, data_root())
+    facts = {"name": name, "here": _here(name), **_counts(load_data(settings))}
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        out.print(f"{source.title} is ready: {facts['here']}", highlight=False, soft_wrap=True)
+        _print_counts(facts, brief=True)
+
+
+@data.command()
+def check(name: Name, path: PathOption = None, size: Size = None, root: Root = None, as_json: Json = False) -> None:
+    """Read every image, compare the cache with its checksums, and name what is wrong; exit code 2 if anything is."""
+    use_root(root)
+    settings = _settings(name, path, size)
+    found = load_data(replace(settings, corrupt="skip"))
+    entry = found.train.images.file and found.train.images.file.parent
+    whole = entry is None or cache.is_whole(entry)
+    facts = {"name": name, "here": _here(name, path), "cache_is_whole": whole, **_counts(found)}
+    facts["unreadable"] = list(found.unreadable)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        for sentence in found.unreadable:
+            out.print(sentence, highlight=False, soft_wrap=True)
+        _print_counts(facts, brief=True)
+    if not whole:
+        raise HoldfastError(f"the cached data in {entry} is damaged; delete that folder and run again")
+    if found.unreadable:
+        raise HoldfastError(
+            f"{len(found.unreadable)} images cannot be read; replace or remove them, or set data.corrupt=skip"
+        )
+
+
+def _settings(name: str, path: str | None, size: int | None) -> DataSettings:
+    flags = {"data.name": name, "data.path": path, "data.size": size}
+    return load_config(None, [(key, value) for key, value in flags.items() if value is not None]).data
+
+
+def _here(name: str, path: str | None = None) -> str | None:
+    """Where the data set is on this machine."""
+    if not source_of(name).patterns:
+        return "always"
+    if name == "folder" and path is None:
+        return "wherever you say"
+    try:
+        return str(place_of(DataSettings(name=name, path=path)))
+    except HoldfastError:
+        if path is not None or name.startswith("folder:"):
+            raise
+        return None
+
+
+def _obtain(name: str, source: Source) -> str:
+    if source.download:
+        return f"run 'holdfast data prepare {name}' to download it ({source.download.bytes / 1e6:.0f} MB)"
+    give = (
+        f", then run 'holdfast data prepare {name} --from <its folder>'" if name in SOURCES and name != "folder" else ""
+    )
+    return f"{source.obtain}{give}" if source.patterns else "it needs no file"
+
+
+def _counts(found: DataSet) -> dict[str, Any]:
+    """How many images there are, of each class and, in a federated folder, of each client."""
+    classes = {
+        name: {"train": len(found.train.by_class.get(c, ())), "test": len(found.test.by_class.get(c, ()))}
+        for c, name in enumerate(found.classes)
+    }
+    facts: dict[str, Any] = {"size": found.size, "train": len(found.train), "test": len(found.test), "classes": classes}
+    if found.train.owners is not None:
+        held = found.train.owners.bincount(minlength=len(found.clients)).tolist()
+        facts["clients"] = dict(zip(found.clients, held, strict=True))
+    return facts
+
+
+def _print_counts(facts: dict[str, Any], brief: bool = False) -> None:
+    counts = [(c["train"], c["test"]) for c in facts["classes"].values()]
+    (least, less), (most, more) = (tuple(f(pair[i] for pair in counts) for i in (0, 1)) for f in (min, max))
+    train = f"{least}" if least == most else f"{least}-{most}"
+    test = f"{less}" if less == more else f"{less}-{more}"
+    out.print(
+        f"{len(counts)} classes, {facts['train']:,} training and {facts['test']:,} test images of {facts['size']} px; "
+        f"{train} and {test} a class",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if "clients" in facts:
+        text = ", ".join(f"{name} {count}" for name, count in facts["clients"].items())
+        out.print(f"clients: {text}", highlight=False, soft_wrap=True)
+    if not brief:
+        rows = [[name, str(c["train"]), str(c["test"])] for name, c in facts["classes"].items()]
+        out.print(rows_table("", ["class", "training", "test"], rows))

@@ -1,0 +1,112 @@
+"""Getting a data set onto this machine: downloaded, resumable and checked, or imported from a local file or folder."""
+
+import hashlib
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.data.sources import Download, Source
+from holdfast.errors import HoldfastError
+from holdfast.files import sync_folder
+from holdfast.progress import progress_bar
+
+CHUNK = 1 << 20
+TIMEOUT = 60  # seconds without a byte
+
+
+def download(wanted: Download, root: Path) -> Path:
+    """The file, whole and checked, in `root`; a part that an earlier attempt left is gone on with."""
+    target = root / wanted.file
+    if target.exists():
+        _check(target, wanted)
+        return target
+    _folder(root)
+    part = root / f"{wanted.file}.part"
+    try:
+        _fetch(wanted, part)
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise HoldfastError(
+            f"{wanted.url} cannot be downloaded ({reason}); run the same command again to go on, or download it "
+            "yourself and import it with --from"
+        ) from error
+    _check(part, wanted)
+    os.replace(part, target)
+    sync_folder(root)
+    return target
+
+
+def _fetch(wanted: Download, part: Path) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    if there >= wanted.bytes:
+        return
+    request = urllib.request.Request(wanted.url, headers={"Range": f"bytes={there}-"} if there else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, progress_bar() as bar:
+        goes_on = answer.status == 206  # a server that knows no parts sends everything again
+        task = bar.add_task(wanted.file, total=wanted.bytes, completed=there if goes_on else 0)
+        with open(part, "ab" if goes_on else "wb") as file:
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                bar.advance(task, len(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+    if part.stat().st_size < wanted.bytes:
+        raise OSError(f"the connection ended after {part.stat().st_size:,} of {wanted.bytes:,} bytes")
+
+
+def _check(file: Path, wanted: Download) -> None:
+    """Is it the published file, to the bit?"""
+    with open(file, "rb") as handle:
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    if found != wanted.sha256:
+        raise HoldfastError(
+            f"{file} is not the published file: its SHA-256 is {found[:12]}..., not {wanted.sha256[:12]}...; "
+            "delete it and run the command again"
+        )
+
+
+def import_local(source: Source, given: Path, root: Path, check: Callable[[Path], object]) -> Path:
+    """Puts a local archive (a copy) or folder (a link) where it will be found, after `check` has read it."""
+    given = given.expanduser()
+    if not given.exists():
+        raise HoldfastError(f"there is nothing at {given}; give the archive or folder of {source.title} with --from")
+    check(given)
+    _folder(root)
+    named = {Path(p).name for p in source.patterns}
+    name = given.name if given.name in named else _name_for(source, given)
+    target = root / name
+    if target.exists():
+        if target.samefile(given):
+            return target
+        raise HoldfastError(f"{target} is there already; remove it first to import another")
+    try:
+        if given.is_dir():
+            target.symlink_to(given.resolve(), target_is_directory=True)
+        else:
+            part = root / f"{name}.part"
+            shutil.copyfile(given, part)
+            os.replace(part, target)
+    except OSError as error:
+        raise HoldfastError(f"cannot write {target}: {error.strerror}; make room or choose another place") from error
+    return target
+
+
+def _name_for(source: Source, given: Path) -> str:
+    """The usual name of a folder or of an archive of this kind."""
+    ending = "" if given.is_dir() else "".join(given.suffixes[-2:]) if given.suffix == ".gz" else given.suffix
+    for pattern in source.patterns:
+        if "*" not in pattern and (pattern.endswith(ending) if ending else "." not in pattern):
+            return pattern
+    raise HoldfastError(f"{given} is not a form in which {source.title} comes: {', '.join(source.patterns)}")
+
+
+def _folder(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HoldfastError(
+            f"cannot make the folder {root} ({error.strerror}); set HOLDFAST_DATA to another"
+        ) from error
