@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -173,4 +174,5 @@ def main(target: Path, place: Path, size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    with suppress(BrokenPipeError):  # whoever wanted the blocks has been killed
+        main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -29,6 +29,11 @@ def test_icarl_is_what_its_script_draws() -> None:
 def test_seed1993_is_the_published_list_and_works_for_any_number() -> None:
     assert class_order("seed1993", NAMES)[:20] == BARE
     assert sorted(class_order("seed1993", NAMES[:37])) == list(range(37))
+    # The list of ImageNet's 1,000 classes that circulates with the same seed begins so; 200 are TinyImageNet's.
+    thousand = class_order("seed1993", [str(i) for i in range(1000)])
+    assert thousand[:12] == [54, 7, 894, 512, 126, 337, 988, 11, 284, 493, 133, 783]
+    assert sorted(thousand) == list(range(1000))
+    assert class_order("seed1993", [str(i) for i in range(200)])[:6] == [168, 136, 51, 9, 183, 101]
 
 
 def test_random_depends_on_its_seed() -> None:
