@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import TextColumn
+from rich.progress import Progress, TaskID, TextColumn
 
 from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config, to_toml, to_tree
@@ -50,6 +50,14 @@ SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 
 
 @dataclass(frozen=True)
+class Overall:
+    """The progress of several runs: a bar, and the line in it that all of them move."""
+
+    bar: Progress
+    task: TaskID
+
+
+@dataclass(frozen=True)
 class Run:
     """A finished run: where it is and what it found."""
 
@@ -72,8 +80,9 @@ def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | 
     return run_to_folder(load_config(source, flags), Path(out) if out else None).result
 
 
-def run_to_folder(config: Config, out: Path | None = None) -> Run:
-    """Runs into a folder of its own; a run that is there already and complete is not computed again."""
+def run_to_folder(config: Config, out: Path | None = None, overall: Overall | None = None) -> Run:
+    """Runs into a folder of its own; a run that is there already and complete is not computed again. `overall` is the
+    view of several runs that this one is part of."""
     folder = folder_of(config, out)
     if _is_done(folder, config):
         return Run(folder, read_result(folder), fresh=False)
@@ -85,7 +94,7 @@ def run_to_folder(config: Config, out: Path | None = None) -> Run:
         with only_writer(folder):
             write_json(folder / "plan.json", plan.to_json(data.classes))
             checkpoints = Checkpoints(folder)
-            counts = _play(config, data, federation, folder, checkpoints)
+            counts = _play(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)
             result = summarise(_named(config), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
@@ -267,20 +276,36 @@ def _prepare(folder: Path, config: Config) -> None:
         raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
 
 
-def _play(config: Config, data: DataSet, federation: Federation, folder: Path, checkpoints: Checkpoints) -> Counts:
+def _play(
+    config: Config,
+    data: DataSet,
+    federation: Federation,
+    folder: Path,
+    checkpoints: Checkpoints,
+    overall: Overall | None,
+) -> Counts:
     """Plays the rounds that are still to be played, recording each, with a bar that moves after every client."""
     plan, name = federation.world.plan, federation.world.method.name
     done, counts, complaints = checkpoints.restore(federation)
-    with Record(folder, keep=done) as record, progress_bar(TextColumn("{task.fields[note]}")) as bar:
+    view = nullcontext(overall.bar) if overall else progress_bar(TextColumn("{task.fields[note]}"))
+    with Record(folder, keep=done) as record, view as bar:
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)
         if done:
             bar.console.print(f"{name}: going on after round {done} of {plan.rounds}", highlight=False)
         clients = [len(chosen) for chosen in plan.selected]
         task = bar.add_task(name, total=sum(clients), completed=sum(clients[:done]), note="")
+
+        def tick() -> None:
+            bar.advance(task)
+            if overall:
+                bar.advance(overall.task)
+
+        if overall:
+            bar.advance(overall.task, sum(clients[:done]))
         if done < plan.rounds:
             with choose_engine(config, data, federation.world) as engine:
-                for played in play(federation, engine, lambda: bar.advance(task), start=done):
+                for played in play(federation, engine, tick, start=done):
                     record.write(played.line)
                     done, counts = played.line["round"], played.counts
                     checkpoints.save(done, federation, counts)
@@ -288,6 +313,8 @@ def _play(config: Config, data: DataSet, federation: Federation, folder: Path, c
                     bar.update(task, note=note)
                     if bar.disable and plan.ends_task(done - 1):
                         bar.console.print(f"{name}: {note}", highlight=False)  # for a log file
+        if overall:
+            bar.remove_task(task)
     assert counts is not None
     return counts
 

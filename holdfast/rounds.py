@@ -21,6 +21,7 @@ from holdfast.federation.server import Server
 from holdfast.federation.transition import Detector, Observed
 from holdfast.results import metrics
 from holdfast.results.metrics import Counts
+from holdfast.seeding import generator
 
 
 @dataclass
@@ -246,6 +247,7 @@ def _scores(federation: Federation, number: int, counts: Counts) -> dict[str, An
         "accuracy": metrics.accuracy(counts),
         "macro_f1": metrics.macro_f1(counts),
         "macro_recall": metrics.macro_recall(counts),
+        "batchwise128": metrics.batchwise(counts, generator(federation.world.seed, "batchwise", number)),
         "task_accuracy": metrics.task_accuracy(counts, sizes),
     }
 

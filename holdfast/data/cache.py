@@ -26,6 +26,7 @@ Key = Mapping[str, str | int | float]
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
+LAYOUT = 2  # of an entry; a new number makes every entry anew
 LARGE = 2**29  # bytes; a larger file's content is compared by `holdfast data check` alone, its length always
 
 
@@ -98,7 +99,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _entry_name(key: Key) -> str:
-    canonical = json.dumps(dict(key), sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps({**key, "layout": LAYOUT}, sort_keys=True, separators=(",", ":"))
     return f"{key['name']}-{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
 
 

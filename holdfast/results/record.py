@@ -40,6 +40,7 @@ class Result:
     confusion: list[list[int]]  # at the end: true by predicted class, in head order; last column: none predicted
     classes: list[str]  # the names that belong to it
     detection: dict[str, float | None] | None = None  # how well the clients' detectors did
+    curves: dict[str, list[float]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -51,8 +51,7 @@ def test_first_use_makes_and_second_use_reads(tmp_path: Path) -> None:
 def test_entry_holds_key_and_checksums_and_leaves_no_temporary_folder(tmp_path: Path) -> None:
     cached(tmp_path, KEY, Maker())
     entry = only_entry(tmp_path)
-    # sha256 of {"name":"toy","size":4}
-    assert entry.name == "toy-765c496195ba787a"
+    assert entry.name == "toy-" + hashlib.sha256(b'{"layout":2,"name":"toy","size":4}').hexdigest()[:16]
     meta = json.loads((entry / "meta.json").read_text())
     assert meta["key"] == KEY
     assert sorted(meta["files"]) == ["images.npy", "labels.npy"]

@@ -1,0 +1,83 @@
+"""Several experiments, one after another: what is done is not done again, what was stopped goes on."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.progress import TextColumn
+
+from holdfast.config import Config, parse_setting
+from holdfast.data.sources import load_data
+from holdfast.errors import HoldfastError
+from holdfast.experiment import Overall, Run, plan_of, run_name, run_to_folder
+from holdfast.progress import progress_bar
+
+SPEC = re.compile(r"\s*([\w-]+)\s*(?:\[(.*)\])?\s*")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A method with settings of its own: `lga[cbl=false]`, `fedavg[replay=true, train.lr=0.05]`."""
+
+    name: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+def parse_specs(text: str) -> list[Spec]:
+    """Methods with commas between them; a bare key in brackets is a setting of the method."""
+    specs = []
+    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
+        match = SPEC.fullmatch(part)
+        if match is None:
+            raise HoldfastError(f"--methods {text!r} is not a list such as fedavg,lga[cbl=false]")
+        pairs = [parse_setting(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
+        specs.append(Spec(match[1], tuple((key if "." in key else f"method.{key}", value) for key, value in pairs)))
+    if not specs:
+        raise HoldfastError("--methods names no method; see 'holdfast methods'")
+    return specs
+
+
+def parse_seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise HoldfastError(f"--seeds {text!r} is not a list such as 2021,2022,2023") from None
+    return list(dict.fromkeys(seeds))
+
+
+def run_all(configs: Sequence[Config], folder: Path) -> list[Run]:
+    """Plays every run that is not complete in its folder below `folder`, with one view of all of them."""
+    unique = {run_name(config): config for config in configs}
+    lengths = _lengths(unique)
+    runs: dict[str, Run] = {}
+    with progress_bar(TextColumn("{task.fields[note]}")) as bar:
+        all_runs = bar.add_task("all runs", total=sum(lengths.values()), note=f"0 of {len(unique)}")
+        for name, config in unique.items():
+            run = run_to_folder(config, folder / name, Overall(bar, all_runs))
+            if not run.fresh:
+                bar.advance(all_runs, lengths[name])
+            runs[name] = run
+            bar.update(all_runs, note=f"{len(runs)} of {len(unique)}")
+            if bar.disable:  # for a log file
+                bar.console.print(f"{len(runs)} of {len(unique)} runs: {name}", highlight=False)
+    return [runs[run_name(config)] for config in configs]
+
+
+def _lengths(configs: Mapping[str, Config]) -> dict[str, int]:
+    """How many trainings of clients each run has; the same for all that differ in their method alone."""
+    known: dict[str, int] = {}
+    lengths = {}
+    for name, config in configs.items():
+        key = repr((config.data, config.plan))
+        if key not in known:
+            known[key] = sum(map(len, plan_of(config, load_data(config.data)).selected))
+        lengths[name] = known[key]
+    return lengths
+
+
+def grid(build: Callable[[list[tuple[str, Any]]], Config], specs: Iterable[Spec], seeds: Iterable[int]) -> list[Config]:
+    """The config of each method with each seed; `build(settings)` makes one."""
+    seeds = list(seeds)
+    return [build([("method.name", spec.name), *spec.settings, ("seed", seed)]) for spec in specs for seed in seeds]

@@ -1,0 +1,215 @@
+"""Experiments side by side, as the paper prints them: methods down, classes seen across; which differences are real."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import mean, stdev
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from holdfast.errors import HoldfastError
+from holdfast.results.record import Result
+from holdfast.results.tables import percent
+
+REAL = 0.05  # a difference is called real below this probability of chance
+MEASURES = {
+    "accuracy": "accuracy",
+    "f1": "macro_f1",
+    "recall": "macro_recall",
+    "f1-batchwise128": "macro_f1_batchwise128",
+    "recall-batchwise128": "macro_recall_batchwise128",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment: figures are fractions, by seed where they are lists."""
+
+    method: str
+    seeds: tuple[int, ...]
+    curve: tuple[float, ...]  # after each task, the mean over seeds
+    averages: tuple[float, ...]  # over tasks, one a seed
+    improvement: float | None = None  # of the reference over this one, on the seeds of both
+    chance: float | None = None  # the probability of such a difference if there were none; corrected for their number
+
+    @property
+    def real(self) -> bool:
+        return self.chance is not None and self.chance < REAL
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All experiments on one protocol."""
+
+    dataset: str
+    measure: str
+    seen: tuple[int, ...]
+    rows: tuple[Row, ...]
+    reference: str
+
+    def best(self, column: int) -> float:
+        """The best figure of a column of the curve; -1: of the averages."""
+        return max(mean(row.averages) if column < 0 else row.curve[column] for row in self.rows)
+
+
+def compared(results: Sequence[Result], reference: str | None = None, measure: str = "accuracy") -> Comparison:
+    """Puts the results of each experiment together, in the order in which they come; the reference, against which all
+    others are tested, is the last one if none is named."""
+    experiments: dict[str, dict[int, Result]] = {}
+    for result in results:
+        experiments.setdefault(result.experiment, {})[result.seed] = result
+    labels = [next(iter(seeds.values())).method for seeds in experiments.values()]
+    names = [x if labels.count(x) == 1 else f"{x} #{key}" for x, key in zip(labels, experiments, strict=True)]
+    rows = []
+    for name, seeds in zip(names, experiments.values(), strict=True):
+        curves = [_curve(seeds[seed], measure) for seed in sorted(seeds)]
+        averages = tuple(mean(curve) for curve in curves)
+        rows.append(Row(name, tuple(sorted(seeds)), tuple(map(mean, zip(*curves, strict=True))), averages))
+    chosen = next((row for row in rows if row.method == reference), rows[-1])
+    first = results[0]
+    tested = _tested(rows, chosen)
+    return Comparison(first.dataset, measure, tuple(accumulate(first.task_sizes)), tuple(tested), chosen.method)
+
+
+def _curve(result: Result, measure: str) -> list[float]:
+    if measure == "accuracy":
+        return result.accuracy_after_task
+    curves = result.curves or {}
+    if MEASURES[measure] not in curves:
+        raise HoldfastError(
+            f"the run of {result.method}, seed {result.seed}, has no {measure}; delete its folder and run it again"
+        )
+    return curves[MEASURES[measure]]
+
+
+def _tested(rows: Sequence[Row], reference: Row) -> list[Row]:
+    """Each row with the reference's improvement over it, and the paired t-test's probability, after Holm."""
+    of_reference = dict(zip(reference.seeds, reference.averages, strict=True))
+    tested: list[Row] = []
+    for row in rows:
+        own = dict(zip(row.seeds, row.averages, strict=True))
+        both = sorted(own.keys() & of_reference.keys())
+        differences = [of_reference[seed] - own[seed] for seed in both]
+        if row is reference or not both:
+            tested.append(row)
+            continue
+        tested.append(Row(row.method, row.seeds, row.curve, row.averages, mean(differences), paired(differences)))
+    order = sorted((i for i, row in enumerate(tested) if row.chance is not None), key=lambda i: tested[i].chance or 0.0)
+    largest = 0.0
+    for place, i in enumerate(order):
+        row = tested[i]
+        largest = max(largest, min(1.0, (row.chance or 0.0) * (len(order) - place)))
+        tested[i] = Row(row.method, row.seeds, row.curve, row.averages, row.improvement, largest)
+    return tested
+
+
+def paired(differences: Sequence[float]) -> float | None:
+    """The two-sided probability of a mean so far from 0 by chance, by Student's t; nothing for a single seed."""
+    from scipy.stats import t  # here, because it takes a second that most commands need not wait
+
+    if len(differences) < 2:
+        return None
+    error = stdev(differences) / len(differences) ** 0.5
+    if error == 0:
+        return 0.0 if mean(differences) else 1.0
+    return float(2 * t.sf(abs(mean(differences)) / error, len(differences) - 1))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and, of several, standard deviation, in per cent."""
+    return percent(mean(values)) if len(values) < 2 else f"{percent(mean(values))} ± {percent(stdev(values))}"
+
+
+def _cells(table: Comparison, bold: tuple[str, str]) -> list[list[str]]:
+    """The cells of all rows as text, the best of each column between the `bold` marks."""
+
+    def mark(value: float, best: float, text: str) -> str:
+        return f"{bold[0]}{text}{bold[1]}" if round(100 * value, 1) >= round(100 * best, 1) else text
+
+    lines = []
+    for row in table.rows:
+        cells = [mark(v, table.best(i), percent(v)) for i, v in enumerate(row.curve)]
+        average = mark(mean(row.averages), table.best(-1), spread(row.averages))
+        better = "-" if row.improvement is None else f"{100 * row.improvement:+.1f}{' *' if row.real else ''}"
+        lines.append([row.method, str(len(row.seeds)), *cells, average, better])
+    return lines
+
+
+def _head(table: Comparison) -> list[str]:
+    return ["method", "seeds", *map(str, table.seen), "average", "improvement"]
+
+
+def note(table: Comparison) -> str:
+    """What the marks mean."""
+    tests = "paired t-test over seeds, Holm's correction"
+    return f"improvement: of {table.reference} over the method, in points; *: real ({tests}, p < {REAL})"
+
+
+def as_text(table: Comparison) -> Table:
+    title = f"{table.dataset}: {table.measure} in %, mean over seeds (± standard deviation)"
+    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=note(table))
+    for i, column in enumerate(_head(table)):
+        view.add_column(column, justify="right" if i else "left", no_wrap=True)
+    for line in _cells(table, ("[bold]", "[/bold]")):
+        view.add_row(escape(line[0]), *line[1:])
+    return view
+
+
+def as_markdown(table: Comparison) -> str:
+    head = _head(table)
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    lines = [head, rule, *_cells(table, ("**", "**"))]
+    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"{body}\n\n{note(table)}\n"
+
+
+def as_latex(table: Comparison) -> str:
+    """A booktabs table."""
+
+    def line(cells: Sequence[str]) -> str:
+        return (
+            " & ".join(cell.replace("%", r"\%").replace("#", r"\#").replace("±", r"$\pm$") for cell in cells) + r" \\"
+        )
+
+    columns = "lr" + "r" * (len(table.seen) + 2)
+    body = [line(cells) for cells in _cells(table, (r"\textbf{", "}"))]
+    parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_head(table)), r"\midrule", *body, r"\bottomrule"]
+    return "\n".join([*parts, r"\end{tabular}", f"% {note(table)}"]) + "\n"
+
+
+def as_csv(table: Comparison) -> str:
+    """All figures in full, in per cent."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*_head(table)[:-1], "standard deviation", "improvement", "p"])
+    for row in table.rows:
+        curve = [100 * value for value in row.curve]
+        deviation = 100 * stdev(row.averages) if len(row.averages) > 1 else ""
+        better = "" if row.improvement is None else 100 * row.improvement
+        chance = "" if row.chance is None else row.chance
+        writer.writerow([row.method, len(row.seeds), *curve, 100 * mean(row.averages), deviation, better, chance])
+    return file.getvalue()
+
+
+def as_json(table: Comparison) -> dict[str, Any]:
+    rows = [
+        {
+            "method": row.method,
+            "seeds": list(row.seeds),
+            "curve": list(row.curve),
+            "averages": list(row.averages),
+            "average": mean(row.averages),
+            "standard_deviation": stdev(row.averages) if len(row.averages) > 1 else None,
+            "improvement": row.improvement,
+            "p": row.chance,
+            "real": row.real,
+        }
+        for row in table.rows
+    ]
+    facts = {"dataset": table.dataset, "measure": table.measure, "classes_seen": list(table.seen)}
+    return {**facts, "reference": table.reference, "rows": rows}
