@@ -1,4 +1,4 @@
-"""The doors to results of several runs: `holdfast compare`."""
+"""The doors to results of several runs: `holdfast compare` and `holdfast reproduce`."""
 
 import json
 import sys
@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.markdown import Markdown
 
 from holdfast.cli_data import Json, Root, out, use_root
-from holdfast.compare import grid, parse_seeds, parse_specs, run_all
+from holdfast.compare import grid, known_runs, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, load_config, parse_setting
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, nearest
+from holdfast.experiment import run_name
 from holdfast.files import write_atomic
+from holdfast.reproduce import ITEMS, Scale, config_of, passes
 from holdfast.results import comparison
+from holdfast.results.paper_tables import Found, page_of
 from holdfast.results.plots import comparison_curves
+from holdfast.results.record import read_result
+from holdfast.results.tables import rows_table
 
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
@@ -76,3 +82,101 @@ def compare(
         out.print(comparison.as_text(table))
     else:
         sys.stdout.write(WRITERS["json" if as_json else form](table))
+
+
+def reproduce(
+    item: Annotated[str, typer.Argument(help="list, table1 ... table12, fig3 ... fig8, or all")],
+    scale: Annotated[
+        Scale, typer.Option(help="mini: runs on two cores, with stand-in data; paper: as published")
+    ] = "mini",
+    methods: Annotated[
+        str | None, typer.Option(help="with commas, as the tables name them; all; those of an hour if not given")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
+    runs: Annotated[Path, typer.Option(help="the folder in which runs are looked for and written")] = Path("runs"),
+    to: Annotated[Path, typer.Option(help="the folder for pages, pictures and CSV files")] = Path("reproduced"),
+    show: Annotated[
+        bool, typer.Option("--show", help="make the pages from the runs that are there; run nothing")
+    ] = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Make a table or figure of the paper: our figures beside the published ones."""
+    use_root(root)
+    if item == "list":
+        _list_items(scale, as_json)
+        return
+    names = list(ITEMS) if item == "all" else [item]
+    for name in names:
+        if name not in ITEMS:
+            raise HoldfastError(f"there is no {name!r} to reproduce; {nearest(name, [*ITEMS, 'all', 'list'])}")
+    known = known_runs(runs)
+    pages = []
+    for name in names:
+        chosen = ITEMS[name]
+        named = [one.strip() for one in methods.split(",")] if methods and methods != "all" else None
+        for one in named or ():
+            if one not in {experiment.method for experiment in chosen.experiments}:
+                raise HoldfastError(f"{name} has no method {one!r}; see 'holdfast reproduce list'")
+        everything = [experiment.method for experiment in chosen.experiments] if methods == "all" else None
+        wanted = chosen.wanted(scale, named or everything)
+        numbers = parse_seeds(seeds)
+        if not show:
+            run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs)
+            known = known_runs(runs)
+        found = {
+            one: Found(tuple(there), tuple(read_result(folder) for folder in there))
+            for one in chosen.experiments
+            if (there := [known[n] for n in (run_name(config_of(one, scale, s)) for s in numbers) if n in known])
+        }
+        command = f"holdfast reproduce {name} --scale {scale}"
+        page, draw, numbers_csv = page_of(chosen, scale, found, command)
+        to.mkdir(parents=True, exist_ok=True)
+        write_atomic(to / f"{name}.md", page.encode())
+        if numbers_csv:
+            write_atomic(to / f"{name}.csv", numbers_csv.encode())
+        if draw and found:
+            draw(to / f"{name}.png")
+        pages.append(str(to / f"{name}.md"))
+        if not as_json:
+            out.print(Markdown(page))
+    if as_json:
+        print(json.dumps({"pages": pages}))
+
+
+def _list_items(scale: Scale, as_json: bool) -> None:
+    """What each item asks and costs."""
+    facts = []
+    for item in ITEMS.values():
+        wanted = item.wanted(scale)
+        images = sum(passes(config_of(one, scale, 0)) for one in wanted)
+        facts.append({"item": item.name, "about": item.title, "runs_a_seed": len(wanted), "images_a_seed": images})
+    if as_json:
+        print(json.dumps(facts))
+        return
+    rows = [
+        [
+            str(f["item"]),
+            str(f["about"]),
+            str(f["runs_a_seed"]),
+            f"{int(str(f['images_a_seed'])) / 1e6:.1f}",
+            _hours(int(str(f["images_a_seed"])), scale),
+        ]
+        for f in facts
+    ]
+    out.print(
+        rows_table("", ["item", "what it asks", "runs a seed", "million images trained on", "hours a seed"], rows)
+    )
+    out.print(COSTS[scale], highlight=False, soft_wrap=True)
+    out.print("Tables and figures share runs: what one has made the next does not make again.", highlight=False)
+
+
+SPEED = {"mini": 1.1e3, "paper": 2.5e3}  # images trained on a second, with teachers: measured here; assumed of a GPU
+COSTS = {
+    "mini": "hours: on two cores like those of docs/performance.md.",
+    "paper": "hours: on one GPU of 20 TFLOP/s, as assumed in docs/performance.md, for 32 px; larger images cost more.",
+}
+
+
+def _hours(images: int, scale: Scale) -> str:
+    return f"{images / SPEED[scale] / 3600:.2g}"

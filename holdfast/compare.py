@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.progress import TextColumn
 
-from holdfast.config import Config, parse_setting
+from holdfast.config import Config, load_config, parse_setting
 from holdfast.data.sources import load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Overall, Run, plan_of, run_name, run_to_folder
 from holdfast.progress import progress_bar
+from holdfast.results.record import read_result
 
 SPEC = re.compile(r"\s*([\w-]+)\s*(?:\[(.*)\])?\s*")
 
@@ -47,21 +49,33 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
+def known_runs(folder: Path) -> dict[str, Path]:
+    """The complete runs anywhere below `folder`, by the name that their config has."""
+    known = {}
+    for result in sorted(folder.rglob("result.json")):
+        with suppress(HoldfastError):  # a config of another version
+            known[run_name(load_config(result.parent / "config.toml"))] = result.parent
+    return known
+
+
 def run_all(configs: Sequence[Config], folder: Path) -> list[Run]:
-    """Plays every run that is not complete in its folder below `folder`, with one view of all of them."""
+    """Plays every run that is not complete anywhere below `folder`, with one view of all of them."""
     unique = {run_name(config): config for config in configs}
+    known = known_runs(folder)
+    runs = {name: Run(known[name], read_result(known[name]), fresh=False) for name in unique if name in known}
+    unique = {name: config for name, config in unique.items() if name not in known}
     lengths = _lengths(unique)
-    runs: dict[str, Run] = {}
+    if not unique:
+        return [runs[run_name(config)] for config in configs]
+    done = 0
     with progress_bar(TextColumn("{task.fields[note]}")) as bar:
         all_runs = bar.add_task("all runs", total=sum(lengths.values()), note=f"0 of {len(unique)}")
         for name, config in unique.items():
-            run = run_to_folder(config, folder / name, Overall(bar, all_runs))
-            if not run.fresh:
-                bar.advance(all_runs, lengths[name])
-            runs[name] = run
-            bar.update(all_runs, note=f"{len(runs)} of {len(unique)}")
+            runs[name] = run_to_folder(config, folder / name, Overall(bar, all_runs))
+            done += 1
+            bar.update(all_runs, note=f"{done} of {len(unique)}")
             if bar.disable:  # for a log file
-                bar.console.print(f"{len(runs)} of {len(unique)} runs: {name}", highlight=False)
+                bar.console.print(f"{done} of {len(unique)} runs: {name}", highlight=False)
     return [runs[run_name(config)] for config in configs]
 
 

@@ -80,6 +80,60 @@ def comparison_curves(results: Sequence[Result], file: Path) -> None:
     _save(figure, file)
 
 
+Panels = Mapping[tuple[str, str], Mapping[str, Sequence[Sequence[float]]]]
+
+
+def panels_of_curves(panels: Panels, across: str, file: Path, marks: bool = True) -> None:
+    """A grid of (row, column) panels with a curve for each method: the mean over its seeds, and their range."""
+    from matplotlib.figure import Figure
+
+    down, over = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
+    figure = Figure(
+        figsize=(1.0 + 3.6 * max(1, len(over)), 0.8 + 2.6 * max(1, len(down))), dpi=120, layout="constrained"
+    )
+    grid = figure.subplots(max(1, len(down)), max(1, len(over)), squeeze=False)
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    for (row, column), curves in panels.items():
+        axes = grid[down.index(row), over.index(column)]
+        for name, runs in curves.items():
+            if not runs:
+                continue
+            values = np.array(runs)
+            steps = np.arange(1, values.shape[1] + 1)
+            colour = f"C{names.index(name) % 10}"
+            axes.plot(steps, values.mean(axis=0), color=colour, marker="." if marks else None, label=name)
+            if len(values) > 1:
+                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel=across, ylabel=f"{row} in %", ylim=(0, 105))
+        axes.set_title(column, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        handles.values(), handles.keys(), frameon=False, loc="outside lower center", ncols=max(1, len(handles))
+    )
+    _save(figure, file)
+
+
+def panels_of_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], file: Path) -> None:
+    """A panel for each key, with groups of bars: measure by measure, one bar a method."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.0 + 4.6 * max(1, len(panels)), 3.2), dpi=120, layout="constrained")
+    grid = figure.subplots(1, max(1, len(panels)), squeeze=False)
+    for axes, (title, methods) in zip(grid.flat, panels.items(), strict=False):
+        measures = list(next(iter(methods.values())))
+        width = 0.8 / len(methods)
+        for k, (name, figures) in enumerate(methods.items()):
+            places = [i + (k - (len(methods) - 1) / 2) * width for i in range(len(measures))]
+            bars = axes.bar(places, [figures[m] for m in measures], width, label=name)
+            axes.bar_label(bars, fmt="%.1f", fontsize=7)
+        axes.set(xticks=range(len(measures)), xticklabels=measures, ylabel="mean over tasks in %", ylim=(0, 105))
+        axes.set_title(title, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)
+    _save(figure, file)
+
+
 def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
     """Where the time of a round goes: a bar for each network, in per cent, its seconds beside it."""
     from matplotlib.figure import Figure

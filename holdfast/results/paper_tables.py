@@ -1,0 +1,250 @@
+"""The paper's tables and figures with our figures in them, the published ones in brackets beside ours."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from holdfast.federation.traffic import by_task
+from holdfast.reproduce import Experiment, Item, Scale, config_of, stand_in
+from holdfast.results import paper, plots
+from holdfast.results.comparison import MEASURES, spread
+from holdfast.results.record import Result, read_record
+from holdfast.results.tables import percent
+
+TITLES = {
+    "cifar100": "CIFAR-100",
+    "mini-imagenet": "MiniImageNet",
+    "tiny-imagenet": "TinyImageNet",
+    "imagenet": "ImageNet-1000",
+}
+WORDS = {"accuracy": "accuracy", "f1": "macro F1", "recall": "macro recall"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The finished runs of an experiment."""
+
+    folders: tuple[Path, ...]
+    results: tuple[Result, ...]
+
+    def curves(self, measure: str) -> list[list[float]]:
+        """After each task, one curve a seed."""
+        if measure == "accuracy":
+            return [result.accuracy_after_task for result in self.results]
+        return [(result.curves or {}).get(MEASURES[measure], []) for result in self.results]
+
+
+Runs = Mapping[Experiment, Found]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a table: lines of our curves, each with the published one."""
+
+    title: str
+    measure: str
+    lines: tuple[tuple[str, Found | None, paper.Line | None], ...]
+    reference: str | None = None  # the line whose advantage over the others is shown
+
+
+def blocks_of(item: Item, scale: Scale, runs: Runs) -> list[Block]:
+    """The parts of an accuracy, heterogeneity or memory table."""
+    groups: dict[tuple[object, ...], list[Experiment]] = {}
+    memory = item.name == "table11"
+    for one in item.experiments:
+        groups.setdefault((one.dataset, one.tasks, one.share, one.order), []).append(one)
+    measures = {"table9": ("accuracy", "f1"), "table11": ("accuracy", "f1", "recall")}.get(item.name, ("accuracy",))
+    blocks = []
+    for some in groups.values():
+        first = some[0]
+        if scale == "mini" and first.tasks not in item.mini_tasks:
+            continue
+        where = TITLES[first.dataset] if scale == "paper" else f"{TITLES[first.dataset]}: {stand_in(first).about}"
+        title = f"{where}; T = {first.tasks}" + (f"; {first.share} % of classes" if first.share else "")
+        for measure in measures:
+            lines = tuple(
+                (f"{one.memory}" if memory else one.method, runs.get(one), _published(one, measure)) for one in some
+            )
+            blocks.append(Block(title, measure, lines, "2000" if memory else "lga"))
+    return blocks
+
+
+def _published(one: Experiment, measure: str) -> paper.Line | None:
+    if one.memory is not None:
+        return paper.MEMORY.get((measure, one.memory, one.tasks))
+    if one.share is not None:
+        return paper.HETEROGENEITY[measure, one.share].get(one.method)
+    return paper.ACCURACY[one.dataset, one.tasks].get(one.method)
+
+
+def _beside(ours: str, theirs: float | None) -> str:
+    return ours if theirs is None else f"{ours} ({theirs:.1f})"
+
+
+def block_markdown(block: Block) -> str:
+    """Ours, and in brackets the published figure."""
+    tasks = max(len(line.values) for _, _, line in block.lines if line)
+    reference = next((found for name, found, _ in block.lines if name == block.reference), None)
+    head = ["", "seeds", *(f"task {t + 1}" for t in range(tasks)), "average", f"{block.reference} over it"]
+    rows = []
+    for name, found, line in block.lines:
+        curves = [curve for curve in (found.curves(block.measure) if found else []) if curve]
+        if found is None and block.reference != name and line is None:
+            continue  # replay, which the paper does not have, and which has not been run
+        means = [percent(mean(values)) for values in zip(*curves, strict=True)] if curves else ["-"] * tasks
+        cells = [_beside(text, line.values[t] if line else None) for t, text in enumerate(means)]
+        average = spread([mean(curve) for curve in curves]) if curves else "-"
+        better = _advantage(reference, found, block.measure)
+        rows.append(
+            [
+                name,
+                str(len(curves)),
+                *cells,
+                _beside(average, line.average if line else None),
+                "" if name == block.reference else _beside(better, line.improvement if line else None),
+            ]
+        )
+    table = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    body = "\n".join("| " + " | ".join(row) + " |" for row in table)
+    return f"**{block.title}; {WORDS[block.measure]} in %**\n\n{body}\n"
+
+
+def _advantage(reference: Found | None, found: Found | None, measure: str) -> str:
+    """Over the seeds that both have."""
+    if reference is None or found is None:
+        return "-"
+    ours, theirs = (
+        {r.seed: mean(c) for r, c in zip(one.results, one.curves(measure), strict=True) if c}
+        for one in (reference, found)
+    )
+    both = ours.keys() & theirs.keys()
+    return f"{100 * mean(ours[s] - theirs[s] for s in both):.1f}" if both else "-"
+
+
+def orders_markdown(item: Item, scale: Scale, runs: Runs) -> str:
+    rows = []
+    for order, method in paper.ORDERS:
+        cells = []
+        for tasks, theirs in paper.ORDERS[order, method].items():
+            found = runs.get(Experiment("cifar100", tasks, method, order=order))
+            ours = spread([mean(curve) for curve in found.curves("accuracy")]) if found else "-"
+            cells.append(_beside(ours, theirs))
+        rows.append([f"order {order}", method, *cells])
+    where = TITLES["cifar100"] if scale == "paper" else "CIFAR-100: glyphs, tasks of 5 classes"
+    table = [["", "", "T = 5", "T = 10", "T = 20"], ["---", "---", "---:", "---:", "---:"], *rows]
+    body = "\n".join("| " + " | ".join(row) + " |" for row in table)
+    return f"**{where}; average accuracy in %**\n\n{body}\n"
+
+
+def traffic_markdown(scale: Scale) -> str:
+    """Table 10, by arithmetic; at the published scale too, because no image is needed for it."""
+    from holdfast.experiment import bytes_of, plan_without_images
+
+    config = config_of(Experiment("cifar100", 10, "lga"), scale, paper.SEEDS[0])
+    data, plan = plan_without_images(config)
+    totals = by_task(plan, bytes_of(config, data, plan))
+    models, shares, teachers, encoders = (
+        mean(total[what] for total in totals) / 1e6 for what in ("up", "shares", "teachers", "encoder")
+    )
+    where = "ResNet-18, CIFAR-100, T = 10" if scale == "paper" else "the small network, 10 tasks of 5 classes"
+    lines = [
+        "| a task, mean | MB | of the models |",
+        "| --- | ---: | ---: |",
+        f"| models sent back ({where}) | {models:.1f} ({paper.COST['models']}) | |",
+        f"| prototypes' gradients to the proxy | {shares:.1f} ({paper.COST['proxy']}) "
+        f"| {100 * shares / models:.3f} % ({paper.COST['ratio']} %) |",
+        f"| teachers from the proxy | {teachers:.1f} | {100 * teachers / models:.1f} % |",
+        f"| encoding network to newcomers | {encoders:.1f} | {100 * encoders / models:.2f} % |",
+    ]
+    note = (
+        "The paper's figure has the gradients alone; the teachers that the proxy sends to every selected client are by "
+        "far the larger part of its traffic, and are not in it."
+    )
+    return "\n".join(lines) + f"\n\n{note}\n"
+
+
+def as_csv(rows: Sequence[Sequence[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def curve_rows(item: Item, runs: Runs, measures: Sequence[str]) -> list[list[object]]:
+    """The numbers of the curves: a line for each experiment, seed and measure."""
+    rows: list[list[object]] = [["data set", "tasks", "method", "seed", "measure", "after task 1, 2, ... in %"]]
+    for one in item.experiments:
+        found = runs.get(one)
+        for measure in measures if found else ():
+            assert found is not None
+            for result, curve in zip(found.results, found.curves(measure), strict=True):
+                values = [round(100 * value, 2) for value in curve]
+                rows.append([one.dataset, one.tasks, one.method, result.seed, measure, *values])
+    return rows
+
+
+def draw(item: Item, runs: Runs, file: Path) -> None:
+    """A figure's picture."""
+    if item.name in ("fig3", "fig4"):
+        panels: dict[tuple[str, str], dict[str, list[list[float]]]] = {}
+        for measure in ("f1", "recall"):
+            for one in item.experiments:
+                if found := runs.get(one):
+                    curves = [[100 * value for value in curve] for curve in found.curves(measure) if curve]
+                    panels.setdefault((WORDS[measure], f"T = {one.tasks}"), {})[one.method] = curves
+        plots.panels_of_curves(panels, "after task", file)
+    elif item.name in ("fig6", "fig7"):
+        bars: dict[str, dict[str, dict[str, float]]] = {}
+        for one in item.experiments:
+            if found := runs.get(one):
+                figures = {w: 100 * mean(mean(c) for c in found.curves(m) if c) for m, w in WORDS.items()}
+                bars.setdefault(f"T = {one.tasks}", {})[one.method] = figures
+        plots.panels_of_bars(bars, file)
+    elif item.name == "fig8":
+        panels = {}
+        for one in item.experiments:
+            if found := runs.get(one):
+                lines = [read_record(folder) for folder in found.folders]
+                for key, word in (("accuracy", "accuracy"), ("macro_f1", "macro F1")):
+                    curves = [[100 * line[key] for line in record] for record in lines]
+                    panels.setdefault((word, f"T = {one.tasks}"), {})[one.method] = curves
+        plots.panels_of_curves(panels, "round", file, marks=False)
+
+
+NOTES = {
+    "fig3": "The paper's curves have no numbers in its text: these are ours alone.",
+    "fig4": "The paper's curves have no numbers in its text: these are ours alone.",
+    "fig5": "Rows: original, perturbed by its client, reconstructed by the proxy.",
+    "fig6": "The paper's bars have no numbers in its text: these are ours alone.",
+    "fig7": "The paper's bars have no numbers in its text: these are ours alone.",
+    "fig8": "The paper's curves have no numbers in its text: these are ours alone.",
+}
+
+
+def page_of(
+    item: Item, scale: Scale, runs: Runs, command: str
+) -> tuple[str, Callable[[Path], None] | None, str | None]:
+    """A Markdown page, what draws its picture, and its numbers as CSV."""
+    seeds = sorted({result.seed for found in runs.values() for result in found.results})
+    options = f"scale {scale}; seeds {', '.join(map(str, seeds)) or 'none'}"
+    heading = f"## {item.name}: {item.title}\n\n{options}. Made by `{command}`."
+    if item.name == "table10":
+        return f"{heading} In brackets: as published.\n\n{traffic_markdown(scale)}", None, None
+    if item.name == "table12":
+        return f"{heading} In brackets: as published.\n\n{orders_markdown(item, scale, runs)}", None, None
+    if item.name.startswith("table"):
+        body = "\n".join(block_markdown(block) for block in blocks_of(item, scale, runs))
+        missing = sorted({one.method for one in item.experiments if one not in runs})
+        rest = f"\nNot run here: {', '.join(missing)}; `{command} --methods all`.\n" if missing else ""
+        page = f"{heading} In brackets: as published.\n\n{body}{rest}"
+        return page, None, as_csv(curve_rows(item, runs, ("accuracy", "f1", "recall")))
+    page = f"{heading} {NOTES[item.name]}\n\n![{item.title}]({item.name}.png)\n"
+    measures = ("accuracy", "f1", "recall")
+    rows = None if item.name == "fig5" else as_csv(curve_rows(item, runs, measures))
+    if item.name == "fig5":
+        sheet = next((folder / "prototypes.png" for found in runs.values() for folder in found.folders), None)
+        copy = (lambda file: file.write_bytes(sheet.read_bytes())) if sheet and sheet.exists() else None
+        return page, copy, rows
+    return page, lambda file: draw(item, runs, file), rows
