@@ -199,7 +199,7 @@ def draw(item: Item, runs: Runs, file: Path) -> None:
         bars: dict[str, dict[str, dict[str, float]]] = {}
         for one in item.experiments:
             if found := runs.get(one):
-                figures = {w: 100 * mean(mean(c) for c in found.curves(m) if c) for m, w in WORDS.items()}
+                figures = {w: 100 * mean(mean(c) for c in found.curves(m)) for m, w in WORDS.items()}
                 bars.setdefault(f"T = {one.tasks}", {})[one.method] = figures
         plots.panels_of_bars(bars, file)
     elif item.name == "fig8":

@@ -3,9 +3,9 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,22 @@ def write_result(folder: Path, result: Result) -> None:
     write_json(folder / "result.json", result.to_json())
 
 
+def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Macro F1 and recall after each task, from the lines of a record; both kinds, as far as they are in it."""
+    ends = list({line["task"]: line for line in lines}.values())
+    curves = {name: [line[name] for line in ends] for name in ("macro_f1", "macro_recall")}
+    if all("batchwise128" in line for line in ends):
+        curves |= {f"{name}_batchwise128": [line["batchwise128"][name] for line in ends] for name in list(curves)}
+    return curves
+
+
 def read_result(folder: Path) -> Result:
     """The result of a finished run."""
     try:
-        return TypeAdapter(Result).validate_json(_read(folder, "result.json"))
+        result = TypeAdapter(Result).validate_json(_read(folder, "result.json"))
+        if result.curves is None and (folder / "record.jsonl").exists():  # of an older version
+            return replace(result, curves=curves_of(read_record(folder)))
+        return result
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "the file"

@@ -7,7 +7,7 @@ import numpy as np
 
 from holdfast.data.schedule import Plan
 from holdfast.results import metrics
-from holdfast.results.record import Result
+from holdfast.results.record import Result, curves_of
 
 Line = Mapping[str, Any]
 
@@ -37,15 +37,8 @@ def summarise(
         confusion=counts.tolist(),
         classes=[classes[c] for c in plan.seen(plan.rounds - 1)],
         detection=detection(lines),
-        curves=_curves(ends),
+        curves=curves_of(lines),
     )
-
-
-def _curves(ends: Sequence[Line]) -> dict[str, list[float]]:
-    curves = {name: [line[name] for line in ends] for name in ("macro_f1", "macro_recall")}
-    for name in list(curves):
-        curves[f"{name}_batchwise128"] = [line["batchwise128"][name] for line in ends]
-    return curves
 
 
 def detection(lines: Sequence[Line]) -> dict[str, float | None]:
