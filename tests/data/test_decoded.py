@@ -4,7 +4,9 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -328,6 +330,19 @@ def test_no_room_on_the_disk_is_one_sentence_before_any_work(
     assert len(done) == TRAIN + TEST
 
 
+def test_a_disk_that_is_full_after_all_is_one_sentence(tmp_path: Path, place: Path, done: list[str]) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+        with pytest.raises(HoldfastError, match=r"cannot be written \(File too large\); set XDG_CACHE_HOME"):
+            decode(place, tmp_path / "cache")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    check_whole(decode(place, tmp_path / "cache"), place, tmp_path / "cache")
+
+
 WAITING = (
     CHILD
     + """
@@ -372,7 +387,7 @@ def test_of_two_processes_one_decodes_and_the_other_waits(tmp_path: Path, place:
     assert hashlib.sha256(entry.arrays["train_images"].tobytes()).hexdigest() == one[1]
 
 
-MANY, SIZE = 2_500, 96
+MANY, SIZE = 2_500, 112
 
 MEMORY = f"""
 import re, resource, sys
