@@ -1,4 +1,4 @@
-"""The doors to results of several runs: `holdfast compare` and `holdfast reproduce`."""
+"""The doors to results of several runs: `holdfast compare`, `reproduce` and `report`."""
 
 import json
 import sys
@@ -20,6 +20,7 @@ from holdfast.results import comparison
 from holdfast.results.paper_tables import Found, page_of
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
+from holdfast.results.report import write_report
 from holdfast.results.tables import rows_table
 
 Format = Literal["text", "markdown", "latex", "csv", "json"]
@@ -142,6 +143,15 @@ def reproduce(
             out.print(Markdown(page))
     if as_json:
         print(json.dumps({"pages": pages}))
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
+    to: Annotated[Path, typer.Option("--out", help="the HTML file")] = Path("report.html"),
+) -> None:
+    """Write one page that shows everything about a run, or several side by side; it opens without a network."""
+    write_report(runs, to)
+    print(to)
 
 
 def _list_items(scale: Scale, as_json: bool) -> None:

@@ -37,7 +37,7 @@ from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.progress import progress_bar
 from holdfast.results.metrics import Counts
-from holdfast.results.plots import accuracy_curve, prototype_sheet
+from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
 from holdfast.rounds import Federation, play
@@ -92,13 +92,14 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
         federation = build_federation(config, data, plan)
         _prepare(folder, config)
         with only_writer(folder):
-            write_json(folder / "plan.json", plan.to_json(data.classes))
+            write_json(folder / "plan.json", {**plan.to_json(data.classes), "clients": data.clients})
             checkpoints = Checkpoints(folder)
             counts = _play(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)
             result = summarise(_named(config), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
             _draw_prototypes(federation, folder / "prototypes.png")
+            _draw_exemplars(federation, folder / "exemplars.png")
             write_result(folder, result)
             checkpoints.remove()
     return Run(folder, result, fresh=True)
@@ -347,6 +348,17 @@ def _write_model(file: Path, config: Config, federation: Federation) -> None:
         "std": world.transform.std,
     }
     write_model(file, federation.server.weights, facts)
+
+
+def _draw_exemplars(federation: Federation, file: Path) -> None:
+    """What the client with the most classes in its memory keeps of each; only here, in a simulation, can one look."""
+    population, train = federation.population, federation.world.train
+    states = (population.state(client) for client in federation.world.plan.selected[-1])
+    memory = max((state.memory for state in states), key=len, default={})
+    if memory:
+        image_sheet(
+            {federation.world.classes[c]: train.images[rows.long()[:SHEET]] for c, rows in memory.items()}, file
+        )
 
 
 def _draw_prototypes(federation: Federation, file: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from holdfast.data.images import DataSet
 from holdfast.files import write_atomic
@@ -105,6 +106,7 @@ def panels_of_curves(panels: Panels, across: str, file: Path, marks: bool = True
             if len(values) > 1:
                 axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
         axes.set(xlabel=across, ylabel=f"{row} in %", ylim=(0, 105))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_title(column, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -158,33 +160,28 @@ def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
 
 
 def contact_sheet(data: DataSet, file: Path, samples: int = 8, most: int = 50) -> None:
-    """The first training images of each class, a row a class; of very many classes so many, evenly spread."""
-    from matplotlib.figure import Figure
-
+    """The first training images of each class; of very many classes so many, evenly spread."""
     count = len(data.classes)
     shown = range(count) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
-    figure = Figure(figsize=(2.2 + 0.6 * samples, 0.3 + 0.62 * len(shown)), dpi=120)
-    grid = figure.subplots(len(shown), samples, squeeze=False)
+    image_sheet({data.classes[c]: data.train.images[data.train.by_class[c][:samples]] for c in shown}, file)
+
+
+def image_sheet(rows: Mapping[str, Tensor], file: Path) -> None:
+    """A row of images (N, 3, S, S) for each name."""
+    from matplotlib.figure import Figure
+
+    longest = max(len(images) for images in rows.values())
+    figure = Figure(figsize=(2.2 + 0.6 * longest, 0.3 + 0.62 * len(rows)), dpi=120)
+    grid = figure.subplots(len(rows), longest, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
-    for line, c in zip(grid, shown, strict=True):
-        images = data.train.images[data.train.by_class[c][:samples]]
+    for line, (name, images) in zip(grid, rows.items(), strict=True):
         for axes, image in zip(line, images, strict=False):
             axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest")
-        name = data.classes[c]
-        line[0].text(
-            -0.15,
-            0.5,
-            name if len(name) < 26 else f"{name[:24]}…",
-            transform=line[0].transAxes,
-            ha="right",
-            va="center",
-            fontsize=8,
-            color=INK,
-        )
-    figure.subplots_adjust(
-        left=2.1 / figure.get_figwidth(), right=0.99, top=0.99, bottom=0.01, wspace=0.06, hspace=0.06
-    )
+        short = name if len(name) < 26 else f"{name[:24]}…"
+        line[0].text(-0.15, 0.5, short, transform=line[0].transAxes, ha="right", va="center", fontsize=8, color=INK)
+    left = 2.1 / figure.get_figwidth()
+    figure.subplots_adjust(left=left, right=0.99, top=0.99, bottom=0.01, wspace=0.06, hspace=0.06)
     _save(figure, file)
 
 

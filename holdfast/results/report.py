@@ -1,0 +1,397 @@
+"""One page of HTML for a run or several: everything in it, nothing loaded from anywhere."""
+
+import base64
+import csv
+import io
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from PIL import Image
+
+from holdfast.errors import HoldfastError
+from holdfast.files import write_atomic
+from holdfast.results import comparison, metrics, svg
+from holdfast.results.record import Result, read_record, read_result
+from holdfast.results.tables import by_data_set, percent
+
+GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
+CONFUSED = 15  # pairs of classes in the table of confusions
+PICTURES = {
+    "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
+    "exemplars.png": ("Exemplars", "what one client keeps, class by class"),
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """A run as its folder has it."""
+
+    folder: Path
+    result: Result
+    lines: list[dict[str, Any]]
+    config: str
+    plan: dict[str, Any] | None  # records that travel without their plan have none
+
+    @property
+    def name(self) -> str:
+        return f"{self.result.method}, seed {self.result.seed}"
+
+
+def read_view(folder: Path) -> View:
+    result, lines = read_result(folder), read_record(folder)
+    plan = folder / "plan.json"
+    config = folder / "config.toml"
+    return View(
+        folder,
+        result,
+        lines,
+        config.read_text(encoding="utf-8") if config.exists() else "",
+        json.loads(plan.read_bytes()) if plan.exists() else None,
+    )
+
+
+def write_report(folders: Sequence[Path], file: Path) -> None:
+    """The page of these runs; a folder that holds runs stands for all of them."""
+    found = [run for folder in folders for run in _runs_in(folder)]
+    write_atomic(file, page([read_view(folder) for folder in dict.fromkeys(found)]).encode())
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if (folder / "result.json").exists():
+        return [folder]
+    inside = sorted(path.parent for path in folder.rglob("result.json"))
+    if not inside:
+        raise HoldfastError(f"{folder} holds no finished run; give the folder of a run, or of several")
+    return inside
+
+
+def page(views: Sequence[View]) -> str:
+    results = [view.result for view in views]
+    parts = [_heading(views), _headlines(results)]
+    for data, some in by_data_set(results).items():
+        parts.append(_together(data, some))
+    parts += [_details(view, is_open=len(views) == 1) for view in views]
+    title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
+    return TEMPLATE.replace("{{title}}", escape(title)).replace("{{body}}", "\n".join(parts))
+
+
+def _heading(views: Sequence[View]) -> str:
+    results = [view.result for view in views]
+    methods, data = (dict.fromkeys(getattr(r, key) for r in results) for key in ("method", "dataset"))
+    seeds = sorted({result.seed for result in results})
+    first = results[0]
+    facts = [
+        f"{len(results)} run{'s' * (len(results) > 1)}",
+        f"method{'s' * (len(methods) > 1)} {', '.join(methods)}",
+        f"on {', '.join(data)}",
+        f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
+        f"{len(first.task_sizes)} tasks, {sum(first.task_sizes)} classes",
+    ]
+    return f'<header><h1>Holdfast report</h1><p class="lead">{escape("; ".join(facts))}.</p></header>'
+
+
+def _headlines(results: Sequence[Result]) -> str:
+    """The best experiment's numbers, large."""
+    experiments: dict[str, list[Result]] = {}
+    for result in results:
+        experiments.setdefault(result.experiment, []).append(result)
+    best = max(experiments.values(), key=lambda some: mean(r.average_accuracy for r in some))
+    sent = mean(sum(sum(ways.values()) for ways in r.bytes.values()) for r in best) / 1e6
+    lost = [r.forgetting for r in best if r.forgetting is not None]
+    cards = {
+        "average accuracy": f"{comparison.spread([r.average_accuracy for r in best])} %",
+        "after the last task": f"{comparison.spread([r.last_accuracy for r in best])} %",
+        "forgotten": f"{comparison.spread(lost)} points" if lost else "-",
+        "worst client": f"{comparison.spread([r.worst_client['accuracy'] for r in best])} %",
+        "sent": f"{sent:,.1f} MB",
+        "time": f"{mean(sum(r.seconds.values()) for r in best):,.0f} s",
+    }
+    items = "".join(f"<div><b>{escape(value)}</b><span>{escape(word)}</span></div>" for word, value in cards.items())
+    whose = "" if len(experiments) == 1 else f" of the best on average, {escape(best[0].method)}"
+    return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
+
+
+def _together(data: str, results: Sequence[Result]) -> str:
+    """Curves with bands, and the table of all experiments on one data set."""
+    table = comparison.compared(results)
+    across = list(table.seen)
+    series: dict[str, list[list[float]]] = {}
+    for row in table.rows:
+        series[row.method] = []
+    names = {row.method for row in table.rows}
+    for result in results:
+        name = result.method if result.method in names else f"{result.method} #{result.experiment}"
+        series[name].append([100 * value for value in result.accuracy_after_task])
+    chart = svg.curves(series, across, "classes seen", f"accuracy on all seen classes on {data}")
+    rows = [[name, i, *[f"{v:.2f}" for v in curve]] for name, runs in series.items() for i, curve in enumerate(runs)]
+    numbers = _csv([["method", "run", *across], *rows])
+    note = "Accuracy in % on all classes seen by then; bands: from the worst to the best seed."
+    body = _figure(chart, f"{note} {_link(numbers, 'accuracy.csv')}")
+    if len(table.rows) > 1:
+        head = ["method", "seeds", *map(str, across), "average", "forgotten", f"{table.reference} over it", "p"]
+        lost: dict[str, list[float]] = {row.method: [] for row in table.rows}
+        for result in results:
+            name = result.method if result.method in names else f"{result.method} #{result.experiment}"
+            if result.forgetting is not None:
+                lost[name].append(result.forgetting)
+        cells = [
+            [
+                row.method,
+                str(len(row.seeds)),
+                *[percent(value) for value in row.curve],
+                comparison.spread(row.averages),
+                comparison.spread(lost[row.method]) if lost[row.method] else "-",
+                "-" if row.improvement is None else f"{100 * row.improvement:+.1f}",
+                "-" if row.chance is None else f"{row.chance:.3g}",
+            ]
+            for row in table.rows
+        ]
+        body += _table(
+            "All experiments; p: paired t-test over seeds, with Holm's correction", head, cells, "comparison.csv"
+        )
+    return f"<section><h2>Accuracy on {escape(data)}</h2>{body}</section>"
+
+
+def _details(view: View, is_open: bool) -> str:
+    """Everything about one run."""
+    parts = [_matrix(view), _forgetting(view), _fairness(view), _detector(view), _bytes(view), _seconds(view)]
+    parts += [_confusion(view), _pictures(view), _config(view)]
+    inner = "".join(part for part in parts if part)
+    state = " open" if is_open else ""
+    return f"<details class=run{state}><summary><h2>{escape(view.name)}</h2></summary>{inner}</details>"
+
+
+def _matrix(view: View) -> str:
+    result = view.result
+    seen = list(accumulate(result.task_sizes))
+    head = ["after task", *(f"task {t + 1}" for t in range(len(seen))), "all"]
+    rows = []
+    for t, row in enumerate(result.accuracy_matrix):
+        cells = [f'<td style="--v:{value:.3f}" class="heat">{percent(value)}</td>' for value in row]
+        cells += ["<td></td>"] * (len(seen) - len(row))
+        cells.append(f"<td><b>{percent(result.accuracy_after_task[t])}</b></td>")
+        rows.append(f'<tr><th scope="row">{t + 1}</th>{"".join(cells)}</tr>')
+    numbers = [
+        ["after task", *range(1, len(seen) + 1)],
+        *([t + 1, *row] for t, row in enumerate(result.accuracy_matrix)),
+    ]
+    top = "".join(f'<th scope="col">{word}</th>' for word in head)
+    caption = f"<caption>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</caption>"
+    table = (
+        f'<div class="scroll"><table>{caption}<thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+    return _section("Accuracy matrix", table)
+
+
+def _forgetting(view: View) -> str:
+    matrix = view.result.accuracy_matrix
+    last = len(matrix) - 1
+    if last < 1:
+        return ""
+    lost = {f"task {k + 1}": 100 * (max(matrix[t][k] for t in range(k, last)) - matrix[last][k]) for k in range(last)}
+    chart = svg.bars(lost, "points of accuracy that each task has lost", " points")
+    link = _link(_csv([["task", "points"], *lost.items()]), "forgetting.csv")
+    note = f"Best accuracy of a task before the end, minus its accuracy at the end. {link}"
+    return _section("Forgetting", _figure(chart, note))
+
+
+def _fairness(view: View) -> str:
+    """Who is left behind: each client on the classes it has held."""
+    result, plan = view.result, view.plan
+    means = [[f"{GROUPS[g]} ({g})", percent(value)] for g, value in result.group_accuracy.items() if value is not None]
+    body = _table(
+        "Mean accuracy in % of each group of the last task, on the classes they have held",
+        ["group", "accuracy"],
+        means,
+        "groups.csv",
+    )
+    if plan:
+        counts = np.array(result.confusion)
+        place = {name: i for i, name in enumerate(result.classes)}
+        names = plan["class_names"]
+        scores = []
+        for client, arrivals in enumerate(plan["arrivals"]):
+            held = sorted({place[names[c]] for arrival in arrivals for c in arrival["classes"]})
+            if held:
+                label = plan["clients"][client] if plan.get("clients") else f"client {client}"
+                group = plan["groups"][-1][client]
+                scores.append((label, group, len(held), metrics.client_accuracy(counts, held)))
+        scores.sort(key=lambda score: score[3])
+        shown = scores if len(scores) <= 40 else [*scores[:20], *scores[-20:]]
+        order = list(GROUPS)
+        chart = svg.bars(
+            {f"{label} ({group})": 100 * value for label, group, _, value in shown},
+            "accuracy of each client on the classes it has held",
+            " %",
+            [order.index(group) if group in order else 3 for _, group, _, _ in shown],
+        )
+        rows = [[label, group, str(held), percent(value)] for label, group, held, value in scores]
+        some = "" if len(shown) == len(scores) else " The twenty worst and the twenty best."
+        body = _figure(chart, f"Worst first.{some}") + body
+        body += _table("All clients", ["client", "group", "classes held", "accuracy in %"], rows, "clients.csv")
+    return _section("Who is left behind?", body)
+
+
+def _detector(view: View) -> str:
+    """When clients noticed new classes, and when they were wrong."""
+    found = view.result.detection
+    if not found or not found["transitions"]:
+        return ""
+    kinds = {"noticed at once": "hits", "missed": "misses", "false alarm": "false_alarms"}
+    marks: dict[str, list[tuple[int, int]]] = {kind: [] for kind in kinds}
+    clients = sorted({client for line in view.lines for key in kinds.values() for client in line["detector"][key]})
+    shown = {client: i for i, client in enumerate(clients[:60])}
+    for number, line in enumerate(view.lines):
+        for kind, key in kinds.items():
+            marks[kind] += [(shown[client], number) for client in line["detector"][key] if client in shown]
+    names = (view.plan or {}).get("clients") or []
+    labels = [names[client] if names else f"client {client}" for client in shown]
+    bounds = [
+        number
+        for number, line in enumerate(view.lines)
+        if number == 0 or line["task"] != view.lines[number - 1]["task"]
+    ]
+    chart = svg.events(labels, len(view.lines), marks, bounds, "when clients noticed new classes")
+    rows = [[kind, labels[row], column + 1] for kind, places in marks.items() for row, column in places]
+    words = (
+        f"{found['hits']:.0f} of {found['transitions']:.0f} transitions noticed at once, {found['late']:.0f} late; "
+        f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."
+    )
+    more = "" if len(clients) == len(shown) else f" The first {len(shown)} of {len(clients)} clients."
+    link = _link(_csv([["event", "client", "round"], *rows]), "detector.csv")
+    return _section("Detector", _figure(chart, f"{words}{more} {link}"))
+
+
+def _bytes(view: View) -> str:
+    words = {
+        "down": "models to clients",
+        "up": "models back",
+        "extras": "extras back",
+        "encoder": "encoders to newcomers",
+        "teachers": "teachers to clients",
+        "shares": "prototypes to the proxy",
+    }
+    rows = [
+        [f"{'the global server' if channel == 'server' else 'the proxy'}", words.get(way, way), f"{count / 1e6:.2f}"]
+        for channel, ways in view.result.bytes.items()
+        for way, count in ways.items()
+    ]
+    table = _table("Megabytes on each channel, in all", ["channel", "what", "MB"], rows, "bytes.csv")
+    return _section("Traffic", table)
+
+
+def _seconds(view: View) -> str:
+    phases = {name: value for name, value in view.result.seconds.items() if value >= 0.005}
+    chart = svg.bars(dict(sorted(phases.items(), key=lambda pair: -pair[1])), "seconds of each phase", " s")
+    link = _link(_csv([["phase", "seconds"], *view.result.seconds.items()]), "seconds.csv")
+    return _section("Time by phase", _figure(chart, f"Of all rounds. {link}"))
+
+
+def _confusion(view: View) -> str:
+    counts, classes = np.array(view.result.confusion), view.result.classes
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    picture = _heat_image(shares)
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    worst = [divmod(int(i), wrong.shape[1]) for i in np.argsort(-wrong.reshape(-1), kind="stable")[:CONFUSED]]
+    rows = [
+        [classes[a], classes[b] if b < len(classes) else "(nothing)", str(wrong[a, b]), percent(shares[a, b])]
+        for a, b in worst
+        if wrong[a, b]
+    ]
+    recall = [[name, percent(float(shares[i, i]))] for i, name in enumerate(classes)]
+    link = _link(
+        _csv(
+            [
+                ["true class", *classes, "(nothing)"],
+                *([c, *row] for c, row in zip(classes, counts.tolist(), strict=True)),
+            ]
+        ),
+        "confusion.csv",
+    )
+    body = (
+        f'<figure><img class="confusion" alt="confusion matrix of {len(classes)} classes" src="{picture}">'
+        f"<figcaption>True class down, answer across, in the order in which classes came. {link}</figcaption></figure>"
+    )
+    body += _table("Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv")
+    of_classes = _table("", ["class", "accuracy in %"], recall, "classes.csv")
+    body += f"<details><summary>Accuracy of each class</summary>{of_classes}</details>"
+    return _section("Confusion matrix at the end", body)
+
+
+def _heat_image(shares: np.ndarray) -> str:
+    """From the page's paper to a deep blue; small, and enlarged by the browser without smoothing."""
+    low, high = np.array([238, 242, 246]), np.array([16, 72, 120])
+    pixels = low + (high - low) * np.sqrt(shares)[..., None]
+    file = io.BytesIO()
+    Image.fromarray(pixels.round().astype(np.uint8)).save(file, "PNG")
+    return _embedded(file.getvalue())
+
+
+def _pictures(view: View) -> str:
+    parts = []
+    for name, (title, about) in PICTURES.items():
+        file = view.folder / name
+        if file.exists():
+            picture = _embedded(file.read_bytes())
+            caption = f"<figcaption>{escape(about)}</figcaption>"
+            image = f'<img alt="{escape(about, quote=True)}" src="{picture}">'
+            parts.append(f"<section><h3>{title}</h3><figure class=picture>{image}{caption}</figure></section>")
+    return "".join(parts)
+
+
+def _config(view: View) -> str:
+    rooms = tomllib.loads(view.config) if view.config else {}
+    rows = [
+        [f"{room}.{key}", json.dumps(value, ensure_ascii=False)]
+        for room, values in rooms.items()
+        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+    ]
+    rows = [[name.rstrip("."), value] for name, value in rows]
+    table = _table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
+    return _section("Config", table) if rows else ""
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h3>{title}</h3>{body}</section>"
+
+
+def _figure(chart: str, note: str) -> str:
+    return f"<figure>{chart}<figcaption>{note}</figcaption></figure>"
+
+
+def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file: str) -> str:
+    """A table that sorts by a click or by the keyboard, with its numbers as CSV."""
+    top = "".join(
+        f'<th scope="col" aria-sort="none"><button type="button">{escape(word)}</button></th>' for word in head
+    )
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    words = f"<caption>{escape(caption)} {_link(_csv([head, *rows]), file)}</caption>"
+    inner = f"{words}<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll"><table class="sortable">{inner}</table></div>'
+
+
+def _csv(rows: Sequence[Sequence[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
+
+
+def _link(numbers: str, file: str) -> str:
+    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{quote(numbers)}">{file}</a>'
+
+
+def _embedded(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+TEMPLATE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Small charts as SVG text that takes its colours from the page's style, so that they fit light and dark."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from statistics import mean
+
+SERIES = 8  # colours --c0 to --c7 of the page
+
+
+def colour(index: int) -> str:
+    return f"var(--c{index % SERIES})"
+
+
+def _frame(width: float, height: float, label: str, body: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label, quote=True)}" '
+        f'preserveAspectRatio="xMinYMin meet">{body}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
+
+
+def curves(series: Mapping[str, Sequence[Sequence[float]]], across: Sequence[float], x_label: str, label: str) -> str:
+    """Percentages over `across`: for each name the mean over runs, and the band from the least to the largest."""
+    width, height, left, bottom, top = 640.0, 320.0, 44.0, 40.0, 12.0
+    low, high = min(across), max(across)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        place = (x - low) / (high - low) if high > low else 0.5
+        return left + place * (width - left - 16), top + (1 - y / 100) * (height - top - bottom)
+
+    parts = []
+    for tick in range(0, 101, 20):
+        _, y = at(low, tick)
+        parts.append(_line(left, y, width - 16, y, "grid") + _text(left - 6, y + 4, str(tick), "end"))
+    ticks = list(across) if len(across) <= 12 else list(across)[:: -(-len(across) // 12)]
+    parts += [_text(at(x, 0)[0], height - bottom + 18, f"{x:g}") for x in ticks]
+    parts.append(_text((left + width) / 2, height - 4, x_label))
+    for i, runs in enumerate(series.values()):
+        columns = list(zip(*runs, strict=True))
+        if len(runs) > 1:
+            edge = [at(x, max(c)) for x, c in zip(across, columns, strict=True)]
+            edge += [at(x, min(c)) for x, c in reversed(list(zip(across, columns, strict=True)))]
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
+            parts.append(f'<polygon points="{points}" style="fill:{colour(i)}" class="band"/>')
+        line = [at(x, mean(c)) for x, c in zip(across, columns, strict=True)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
+        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}" class="curve"/>')
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour(i)}"><title>{mean(c):.1f} %</title></circle>'
+            for (x, y), c in zip(line, columns, strict=True)
+        ]
+    legend = "".join(
+        f'<span><i style="background:{colour(i)}"></i>{escape(name)}</span>' for i, name in enumerate(series)
+    )
+    return _frame(width, height, label, "".join(parts)) + (f'<p class="legend">{legend}</p>' if len(series) > 1 else "")
+
+
+def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequence[int] | None = None) -> str:
+    """Horizontal bars with their numbers."""
+    step, name_width, width = 22.0, 150.0, 640.0
+    most = max([abs(value) for value in values.values()] + [1e-9])
+    parts = []
+    for i, (name, value) in enumerate(values.items()):
+        y = i * step
+        length = abs(value) / most * (width - name_width - 90)
+        shade = colour(shades[i] if shades else 0)
+        short = name if len(name) < 24 else f"{name[:22]}…"
+        parts.append(_text(name_width - 8, y + 15, short, "end"))
+        place = f'x="{name_width}" y="{y + 4:.1f}" width="{max(length, 1):.1f}" height="14" rx="2"'
+        parts.append(f'<rect {place} style="fill:{shade}"/>')
+        parts.append(_text(name_width + length + 6, y + 15, f"{value:.4g}{unit}", "start"))
+    return _frame(width, max(step * len(values), step), label, "".join(parts))
+
+
+def events(
+    rows: Sequence[str], columns: int, marks: Mapping[str, Sequence[tuple[int, int]]], bounds: Sequence[int], label: str
+) -> str:
+    """A time line: a row a client, a column a round; `marks`: (row, round) by kind; `bounds`: where tasks begin."""
+    name_width, width, step = 110.0, 640.0, 16.0
+    across = (width - name_width - 8) / max(columns, 1)
+    height = step * len(rows) + 26
+    parts = [
+        _line(name_width + start * across, 0, name_width + start * across, step * len(rows), "grid") for start in bounds
+    ]
+    for i, name in enumerate(rows):
+        y = i * step + step / 2
+        parts.append(_text(name_width - 6, y + 4, name if len(name) < 16 else f"{name[:14]}…", "end"))
+        parts.append(_line(name_width, y, width - 8, y, "faint"))
+    for k, (kind, places) in enumerate(marks.items()):
+        for row, column in places:
+            x, y = name_width + (column + 0.5) * across, row * step + step / 2
+            title = f"<title>{escape(kind)}: {escape(rows[row])}, round {column + 1}</title>"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour(k)}">{title}</circle>')
+    parts.append(_text((name_width + width) / 2, height - 6, "round"))
+    legend = "".join(
+        f'<span><i style="background:{colour(k)}"></i>{escape(kind)}</span>' for k, kind in enumerate(marks)
+    )
+    return _frame(width, height, label, "".join(parts)) + f'<p class="legend">{legend}</p>'
