@@ -283,6 +283,18 @@ def test_a_broken_image_is_named_as_it_is_called(tmp_path: Path, capsys: pytest.
         assert name in said
 
 
+def test_a_broken_image_whose_name_is_no_text(tmp_path: Path) -> None:
+    """As archives from other systems leave it."""
+    top = write_folder(tmp_path / "mine", [])
+    try:
+        (top / "train/cat" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"not an image")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    data = load(top, corrupt="skip")
+    assert len(data.unreadable) == 1
+    assert len(data.train) == 9
+
+
 def test_an_image_that_is_replaced_is_read(tmp_path: Path) -> None:
     top = write_folder(tmp_path / "mine", ["train/cat/3.png"])
     with pytest.raises(HoldfastError, match="1 of 13 images cannot be used"):
