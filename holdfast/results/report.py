@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
 from holdfast.results.record import Result, read_record, read_result
-from holdfast.results.tables import by_data_set, percent
+from holdfast.results.tables import NUMBER, by_data_set, percent
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
 CONFUSED = 15  # pairs of classes in the table of confusions
@@ -122,7 +122,7 @@ def _headlines(results: Sequence[Result]) -> str:
 
 def _together(data: str, results: Sequence[Result]) -> str:
     """Curves with bands, and the table of all experiments on one data set."""
-    table = comparison.compared(results)
+    table = comparison.compared(results, "lga" if any(result.method == "lga" for result in results) else None)
     across = list(table.seen)
     series: dict[str, list[list[float]]] = {}
     for row in table.rows:
@@ -134,7 +134,9 @@ def _together(data: str, results: Sequence[Result]) -> str:
     chart = svg.curves(series, across, "classes seen", f"accuracy on all seen classes on {data}")
     rows = [[name, i, *[f"{v:.2f}" for v in curve]] for name, runs in series.items() for i, curve in enumerate(runs)]
     numbers = _csv([["method", "run", *across], *rows])
-    note = "Accuracy in % on all classes seen by then; bands: from the worst to the best seed."
+    note = "Accuracy in % on all classes seen by then."
+    if any(len(runs) > 1 for runs in series.values()):
+        note += " Bands: from the worst to the best seed."
     body = _figure(chart, f"{note} {_link(numbers, 'accuracy.csv')}")
     if len(table.rows) > 1:
         head = ["method", "seeds", *map(str, across), "average", "forgotten", f"{table.reference} over it", "p"]
@@ -178,18 +180,16 @@ def _matrix(view: View) -> str:
     for t, row in enumerate(result.accuracy_matrix):
         cells = [f'<td style="--v:{value:.3f}" class="heat">{percent(value)}</td>' for value in row]
         cells += ["<td></td>"] * (len(seen) - len(row))
-        cells.append(f"<td><b>{percent(result.accuracy_after_task[t])}</b></td>")
-        rows.append(f'<tr><th scope="row">{t + 1}</th>{"".join(cells)}</tr>')
+        cells.append(f'<td class="n"><b>{percent(result.accuracy_after_task[t])}</b></td>')
+        rows.append(f'<tr><th scope="row" class="n">{t + 1}</th>{"".join(cells)}</tr>')
     numbers = [
         ["after task", *range(1, len(seen) + 1)],
         *([t + 1, *row] for t, row in enumerate(result.accuracy_matrix)),
     ]
-    top = "".join(f'<th scope="col">{word}</th>' for word in head)
-    caption = f"<caption>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</caption>"
-    table = (
-        f'<div class="scroll"><table>{caption}<thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
-    return _section("Accuracy matrix", table)
+    top = "".join(f'<th scope="col" class="n">{word}</th>' for word in head)
+    note = f"<p class=note>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</p>"
+    inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return _section("Accuracy matrix", f'{note}<div class="scroll"><table>{inner}</table></div>')
 
 
 def _forgetting(view: View) -> str:
@@ -198,9 +198,10 @@ def _forgetting(view: View) -> str:
     if last < 1:
         return ""
     lost = {f"task {k + 1}": 100 * (max(matrix[t][k] for t in range(k, last)) - matrix[last][k]) for k in range(last)}
-    chart = svg.bars(lost, "points of accuracy that each task has lost", " points")
+    shades = [0 if value >= 0 else 7 for value in lost.values()]
+    chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
     link = _link(_csv([["task", "points"], *lost.items()]), "forgetting.csv")
-    note = f"Best accuracy of a task before the end, minus its accuracy at the end. {link}"
+    note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has gained. {link}"
     return _section("Forgetting", _figure(chart, note))
 
 
@@ -371,13 +372,20 @@ def _figure(chart: str, note: str) -> str:
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file: str) -> str:
     """A table that sorts by a click or by the keyboard, with its numbers as CSV."""
+    numbers = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(head))]
+    kinds = [' class="n"' if number else "" for number in numbers]
     top = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(word)}</button></th>' for word in head
+        f'<th scope="col" aria-sort="none"{kind}><button type="button">{escape(word)}</button></th>'
+        for word, kind in zip(head, kinds, strict=True)
     )
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    words = f"<caption>{escape(caption)} {_link(_csv([head, *rows]), file)}</caption>"
-    inner = f"{words}<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="scroll"><table class="sortable">{inner}</table></div>'
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in rows
+    )
+    note = f"<p class=note>{escape(caption)} {_link(_csv([head, *rows]), file)}</p>"
+    inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+    name = escape(caption or file, quote=True)
+    return f'{note}<div class="scroll"><table class="sortable" aria-label="{name}">{inner}</table></div>'
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:

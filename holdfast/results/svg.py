@@ -51,7 +51,8 @@ def curves(series: Mapping[str, Sequence[Sequence[float]]], across: Sequence[flo
             parts.append(f'<polygon points="{points}" style="fill:{colour(i)}" class="band"/>')
         line = [at(x, mean(c)) for x, c in zip(across, columns, strict=True)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}" class="curve"/>')
+        dash = "" if i < SERIES else ";stroke-dasharray:7 4"  # there are more curves than colours
+        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash}" class="curve"/>')
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour(i)}"><title>{mean(c):.1f} %</title></circle>'
             for (x, y), c in zip(line, columns, strict=True)
@@ -83,7 +84,7 @@ def events(
     rows: Sequence[str], columns: int, marks: Mapping[str, Sequence[tuple[int, int]]], bounds: Sequence[int], label: str
 ) -> str:
     """A time line: a row a client, a column a round; `marks`: (row, round) by kind; `bounds`: where tasks begin."""
-    name_width, width, step = 110.0, 640.0, 16.0
+    name_width, width, step = 150.0, 640.0, 22.0
     across = (width - name_width - 8) / max(columns, 1)
     height = step * len(rows) + 26
     parts = [

@@ -12,7 +12,7 @@ from rich.table import Table
 from holdfast.data.schedule import Plan
 from holdfast.results.record import Result
 
-NUMBER = re.compile(r"|-|[\d.-]+( ± [\d.]+)?%?")
+NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
 
 
 def result_table(result: Result) -> Table:
