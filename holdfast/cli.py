@@ -19,7 +19,7 @@ from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
 from holdfast.cli_data import Root, out, use_root
 from holdfast.cli_data import data as data_commands
-from holdfast.cli_results import compare, report, reproduce
+from holdfast.cli_results import compare, export, report, reproduce
 from holdfast.config import Config, describe, load_config, parse_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
@@ -49,6 +49,7 @@ app.add_typer(data_commands, name="data")
 app.command()(compare)
 app.command()(reproduce)
 app.command()(report)
+app.command()(export)
 
 ConfigFile = Annotated[
     Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)

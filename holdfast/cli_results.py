@@ -1,4 +1,4 @@
-"""The doors to results of several runs: `holdfast compare`, `reproduce` and `report`."""
+"""The doors to results of several runs: `holdfast compare`, `reproduce`, `report` and `export`."""
 
 import json
 import sys
@@ -17,6 +17,7 @@ from holdfast.experiment import run_name
 from holdfast.files import write_atomic
 from holdfast.reproduce import ITEMS, Scale, config_of, passes
 from holdfast.results import comparison
+from holdfast.results.export import write_csv, write_events
 from holdfast.results.paper_tables import Found, page_of
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
@@ -152,6 +153,22 @@ def report(
     """Write one page that shows everything about a run, or several side by side; it opens without a network."""
     write_report(runs, to)
     print(to)
+
+
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs")],
+    to: Annotated[Path, typer.Option("--out", help="the folder to write to; a file or folder for each run")],
+    form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
+) -> None:
+    """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
+    to.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        name = run.resolve().name
+        if form == "csv":
+            write_csv(run, to / f"{name}.csv")
+            print(to / f"{name}.csv")
+        else:
+            print(write_events(run, to / name))
 
 
 def _list_items(scale: Scale, as_json: bool) -> None:
