@@ -69,7 +69,7 @@ def info(
     """Where a data set comes from, its licence, what is on disk, and how many images each class has."""
     use_root(root)
     if name == "folder" and path is None:
-        print(folder.__doc__)
+        print(json.dumps({"name": name, "layout": folder.__doc__}) if as_json else folder.__doc__)
         return
     source, settings = source_of(name), _settings(name, path, size)
     facts: dict[str, Any] = {"name": name, "about": source.about, "origin": source.origin, "licence": source.licence}
@@ -86,13 +86,13 @@ def info(
         return
     for word in ("about", "origin", "licence", "official"):
         if facts[word]:
-            out.print(f"[bold]{word}[/bold]: {facts[word]}", highlight=False, soft_wrap=True)
+            _say(f"{word}: {facts[word]}")
     if not facts["here"]:
         out.print(
             f"It is not here. {facts['obtain'][0].upper()}{facts['obtain'][1:]}.", highlight=False, soft_wrap=True
         )
         return
-    out.print(f"[bold]here[/bold]: {facts['here']}", highlight=False, soft_wrap=True)
+    _say(f"here: {facts['here']}")
     _print_counts(facts)
     if picture:
         print(f"picture: {picture}")
@@ -111,6 +111,8 @@ def prepare_(
     source, settings = source_of(name), _settings(name, None, size)
     if given is not None and not source.patterns:
         raise HoldfastError(f"{name} needs no file; leave --from out")
+    if name.startswith("folder") and given is not None:
+        raise HoldfastError(f"your own images stay where they are; leave --from out and name folder:{given}")
     if given is not None:
         prepare.import_local(source, given, data_root(), lambda place: load_data(replace(settings, path=str(place))))
     elif source.patterns and not _here(name):
@@ -121,7 +123,7 @@ def prepare_(
     if as_json:
         print(json.dumps(facts))
     else:
-        out.print(f"{source.title} is ready: {facts['here']}", highlight=False, soft_wrap=True)
+        _say(f"{source.title} is ready: {facts['here']}")
         _print_counts(facts, brief=True)
 
 
@@ -139,7 +141,7 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
         print(json.dumps(facts))
     else:
         for sentence in found.unreadable:
-            out.print(sentence, highlight=False, soft_wrap=True)
+            _say(sentence)
         _print_counts(facts, brief=True)
     if not whole:
         raise HoldfastError(f"the cached data in {entry} is damaged; delete that folder and run again")
@@ -147,6 +149,11 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
         raise HoldfastError(
             f"{len(found.unreadable)} images cannot be read; replace or remove them, or set data.corrupt=skip"
         )
+
+
+def _say(text: str) -> None:
+    """A line as it is: names may hold brackets and colons that mean something to the console."""
+    out.print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def _settings(name: str, path: str | None, size: int | None) -> DataSettings:
@@ -203,7 +210,7 @@ def _print_counts(facts: dict[str, Any], brief: bool = False) -> None:
     )
     if "clients" in facts:
         text = ", ".join(f"{name} {count}" for name, count in facts["clients"].items())
-        out.print(f"clients: {text}", highlight=False, soft_wrap=True)
+        _say(f"clients: {text}")
     if not brief:
         rows = [[name, str(c["train"]), str(c["test"])] for name, c in facts["classes"].items()]
         out.print(rows_table("", ["class", "training", "test"], rows))

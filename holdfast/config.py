@@ -36,7 +36,9 @@ class DataSettings:
         None, "how many classes; all if not given, 25 for glyphs"
     )
     first_class: Annotated[int, Field(ge=0, le=100_000)] = _setting(0, "leave out the classes before this one")
-    train_per_class: Count | None = _setting(None, "only the first so many training images of a class")
+    train_per_class: Count | None = _setting(
+        None, "only the first so many training images of a class; in a federated folder, of each client"
+    )
     test_per_class: Count | None = _setting(None, "only the first so many test images of a class")
     size: Annotated[int, Field(ge=16, le=512)] | None = _setting(
         None, "image side in pixels; the data set's own, if not given"

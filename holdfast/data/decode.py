@@ -9,6 +9,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from holdfast.errors import HoldfastError
 
 
+class BadImage(HoldfastError):
+    """A file that is there and is no image that can be read."""
+
+
 def decode_image(file: BinaryIO | Path, size: int, name: str) -> np.ndarray:
     """The centre square of the image, upright and resized: (3, size, size) uint8; `name` is what an error calls it."""
     try:
@@ -17,7 +21,7 @@ def decode_image(file: BinaryIO | Path, size: int, name: str) -> np.ndarray:
             ImageOps.exif_transpose(image, in_place=True)
             pixels = np.asarray(_centre_square(_to_rgb(image), size))  # (size, size, 3)
     except Exception as error:  # Pillow's readers raise nearly any type on a broken file
-        raise HoldfastError(f"{name} cannot be read as an image ({_reason(error)}); replace or remove it") from error
+        raise BadImage(f"{name} cannot be read as an image ({_reason(error)}); replace or remove it") from error
     return pixels.transpose(2, 0, 1)
 
 

@@ -37,7 +37,7 @@ def decoded(folder: Path, key: Key, place: Path, splits: Mapping[str, Split], si
                 labels = split.labels.copy()
                 for row, sentence in _decode(growing, name, place, split.files, size, f"{title}: {name} images"):
                     labels[row] = -1
-                    unreadable.append(sentence)
+                    unreadable.append(sentence.encode("utf-8", "replace").decode())  # names may be no text
                 np.save(growing / f"{name}_labels.npy", labels, allow_pickle=False)
         for journal in growing.glob("*.jsonl"):
             journal.unlink()
@@ -51,8 +51,9 @@ def _decode(growing: Path, name: str, place: Path, files: list[str], size: int, 
     from holdfast.progress import progress_bar  # here, because the decoding processes need none and start sooner
 
     target, journal = growing / f"{name}_images.npy", growing / f"{name}.jsonl"
-    decoding.make_room(target, len(files), size)
-    done = _journalled(journal, target, size)
+    if decoding.make_room(target, len(files), size):
+        journal.unlink(missing_ok=True)
+    done = _journalled(journal, target, len(files), size)
     bad = [pair for block in done.values() for pair in block.bad]
     with progress_bar() as bar, open(journal, "a", encoding="utf-8") as log:
         task = bar.add_task(text, total=len(files), completed=sum(block.count for block in done.values()))
@@ -64,14 +65,17 @@ def _decode(growing: Path, name: str, place: Path, files: list[str], size: int, 
     return sorted(bad)
 
 
-def _journalled(journal: Path, target: Path, size: int) -> dict[int, decoding.Block]:
+def _journalled(journal: Path, target: Path, files: int, size: int) -> dict[int, decoding.Block]:
     """The blocks that an earlier process finished and whose pixels are on disk as it wrote them; the journal is left
     with these alone, because its last line may be cut short."""
     found: dict[int, decoding.Block] = {}
-    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
+    lines = journal.read_bytes().decode("utf-8", "replace").splitlines() if journal.exists() else []
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError):
             start, count, digest, bad = json.loads(line)
+            expected = min(decoding.BLOCK, files - start)
+            if start % decoding.BLOCK or count != expected:
+                continue
             if decoding.block_digest(target, start, count, size) == digest:
                 found[start] = decoding.Block(start, count, digest, tuple(map(tuple, bad)))
     write_atomic(journal, "".join(_line(block) for block in found.values()).encode())

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.data.decode import decode_image
+from holdfast.data.decode import BadImage, decode_image
 from holdfast.errors import HoldfastError
 
 BLOCK = 250  # files that a process takes at a time
@@ -57,12 +57,16 @@ def decode_files(
             yield decoder.decode([files[i] for i in block], block.start)
 
 
-def make_room(target: Path, count: int, size: int) -> None:
-    """An .npy file for so many images, unless it is there already."""
-    if not target.exists():
-        unfinished = target.with_suffix(".tmp")
-        np.lib.format.open_memmap(unfinished, "w+", np.uint8, (count, 3, size, size)).flush()
-        unfinished.rename(target)
+def make_room(target: Path, count: int, size: int) -> bool:
+    """An .npy file for so many images, unless it is there already; says whether it was made."""
+    shape = (count, 3, size, size)
+    with suppress(OSError, ValueError, EOFError):  # not there, or cut short
+        if np.load(target, mmap_mode="r", allow_pickle=False).shape == shape:
+            return False
+    unfinished = target.with_suffix(".tmp")
+    np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape).flush()
+    unfinished.replace(target)
+    return True
 
 
 def block_digest(target: Path, start: int, count: int, size: int) -> str:
@@ -144,7 +148,7 @@ class _Decoder:
         for i, name in enumerate(files):
             try:
                 pixels[i] = decode_image(io.BytesIO(self._read(name)), self.size, f"{name} in {self.place}")
-            except HoldfastError as error:
+            except BadImage as error:
                 bad.append((start + i, str(error)))
         self.file.seek(self.offset + start * 3 * self.size * self.size)
         self.file.write(pixels.data)
@@ -154,11 +158,11 @@ class _Decoder:
     def _read(self, name: str) -> bytes:
         try:
             return self.archive.read(name) if self.archive else (self.place / name).read_bytes()
-        except OSError as error:
+        except OSError as error:  # nothing that the file is to be blamed for
             file = f"{name} in {self.place}" if self.archive else str(self.place / name)
             raise HoldfastError(f"{file} cannot be read ({error.strerror}); allow reading it, or replace it") from error
         except Exception as error:  # bad checksum, bad compression, encryption, a file cut short: each its own type
-            raise HoldfastError(f"{name} in {self.place} cannot be read ({error}); get the archive anew") from error
+            raise BadImage(f"{name} in {self.place} cannot be read ({error}); get the archive anew") from error
 
 
 def main(target: Path, place: Path, size: int) -> None:
@@ -170,6 +174,8 @@ def main(target: Path, place: Path, size: int) -> None:
                 answer = asdict(decoder.decode(files, start))
             except OSError as error:  # a full disk
                 answer = {"error": error.strerror, "number": error.errno}
+            except HoldfastError as error:
+                answer = {"error": str(error)}
             print(json.dumps(answer), flush=True)
 
 

@@ -25,13 +25,14 @@ import numpy as np
 from holdfast.data.cache import Entry
 from holdfast.data.decoded import Split, decoded
 from holdfast.data.images import Stream
-from holdfast.data.tree import Tree, class_folders, open_tree
+from holdfast.data.tree import Tree, class_folders, open_tree, readable
 from holdfast.errors import HoldfastError, nearest
 from holdfast.seeding import generator, shuffled
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 ARRIVALS = "arrivals.toml"
+MOST = 1_000_000  # rounds
 
 Classes = dict[str, list[str]]  # the files of each class
 
@@ -53,7 +54,7 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
         first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name or name in tree.folders}
         clients: dict[str, Classes] = {}
         if "clients" in first:
-            clients = {name: class_folders(tree, f"clients/{name}/") for name in _client_names(tree)}
+            clients = {readable(name): class_folders(tree, f"clients/{name}/") for name in _client_names(tree)}
             train = _together(clients)
         elif "train" in first:
             train = class_folders(tree, "train/")
@@ -69,12 +70,11 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
         _same_classes(source, train, test)
         names = tuple(train)
         splits = {"train": _split(tree, names, train), "test": _split(tree, names, test)}
-        how = f"{aside or f'{test_share}/{seed}'}"
-        key = {"name": "folder", "identity": tree.identity, "test": how}
+        stream = _stream(tree, clients) if ARRIVALS in tree.names else None
+        key = {"name": "folder", "identity": tree.identity(splits)}
         entry = decoded(cache, key, tree.place, splits, size, source.name)
         owner = {file: i for i, mine in enumerate(clients.values()) for files in mine.values() for file in files}
         owners = np.array([owner[file] for name in names for file in train[name]], np.int64) if clients else None
-        stream = _stream(tree, clients) if ARRIVALS in tree.names else None
         return Folder(names, entry, tuple(clients), owners, stream)
 
 
@@ -146,8 +146,10 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
                 raise wrong(f"the class {name!r} of client {client!r} never arrives; add it or remove its folder")
     rounds = content.get("rounds")
     last = max(number for number, _ in merged) + 1
-    if rounds is not None and (type(rounds) is not int or rounds < last):
-        raise wrong(f"rounds = {rounds!r}, but the last arrival is in round {last}; raise it or leave it out")
+    if rounds is not None and (type(rounds) is not int or not last <= rounds <= MOST):
+        raise wrong(
+            f"rounds = {rounds!r}, and the last arrival is in round {last}; say from there to {MOST:,}, or nothing"
+        )
     arrivals = sorted((number, client, tuple(dict.fromkeys(names))) for (number, client), names in merged.items())
     return Stream(tuple(arrivals), rounds)
 
@@ -159,12 +161,14 @@ def _arrival(one: dict[str, Any], clients: dict[str, Classes], where: str) -> tu
     for key in one.keys() ^ {"round", "client", "classes"}:
         raise wrong(f"{'unknown key' if key in one else 'it lacks'} {key!r}; it has round, client and classes")
     number, client, classes = one["round"], one["client"], one["classes"]
-    if type(number) is not int or number < 1:
-        raise wrong(f"round = {number!r} should be a whole number, 1 or more")
-    if client not in clients:
+    if type(number) is not int or not 1 <= number <= MOST:
+        raise wrong(f"round = {number!r} should be a whole number from 1 to {MOST:,}")
+    client = readable(client) if isinstance(client, str) else client
+    if not isinstance(client, str) or client not in clients:
         raise wrong(f"there is no client {client!r} in clients/; {nearest(str(client), clients)}")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise wrong(f"classes = {classes!r} should be a list of names")
+    classes = [readable(name) for name in classes]
     for name in classes:
         if name not in clients[client]:
             raise wrong(f"client {client!r} has no class {name!r}; {nearest(name, clients[client])}")

@@ -20,7 +20,7 @@ PATTERNS = ("imagenet", "ILSVRC2012", "ILSVRC", "imagenet.zip")
 TRAIN_IMAGE = re.compile(r"(.*?)train/(n\d{8})/[^/]+")
 WNID = re.compile(r"n\d{8}")
 WORDS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
-# What others call the mapping: the contest's own (numbers, with meta.mat), Kaggle's, TensorFlow's, Caffe's and others'.
+# What the mapping is called: the contest's own (numbers, with meta.mat), Kaggle's, TensorFlow's and others'.
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 MAPPINGS = (
     "LOC_val_solution.csv",
@@ -36,7 +36,8 @@ MAPPINGS = (
 def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
     """Class names, and the decoded training and validation images."""
     with open_tree(source) as tree:
-        top = next((match[1] for match in map(TRAIN_IMAGE.fullmatch, tree.names) if match), None)
+        images = (name for name in tree.names if PurePosixPath(name).suffix.lower() in SUFFIXES)
+        top = next((match[1] for match in map(TRAIN_IMAGE.fullmatch, images) if match), None)
         if top is None:
             _unfit(tree, "it has no train/<class>/ folders such as train/n01440764/")
         train = {name: files for name, files in class_folders(tree, f"{top}train/").items() if WNID.fullmatch(name)}
@@ -44,7 +45,7 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
         test = _validation(tree, top, wnids)
         names = class_names(wnids, next((tree.text(name) for word in WORDS for name in _called(tree, word)), ""))
         splits = {"train": _split(tree, train), "test": _split(tree, test)}
-        key = {"name": "imagenet", "identity": tree.identity}
+        key = {"name": "imagenet", "identity": tree.identity(splits)}
         return names, decoded(cache, key, tree.place, splits, size, "ImageNet")
 
 

@@ -69,13 +69,20 @@ class ImageSet:
         values, counts = torch.unique_consecutive(self.labels[order], return_counts=True)
         return dict(zip(values.tolist(), torch.split(order, counts.tolist()), strict=True))
 
+    def _first(self, rows: Tensor, count: int | None) -> Tensor:
+        if self.owners is None or count is None:
+            return rows[:count]
+        owners = self.owners[rows]
+        return torch.cat([rows[owners == owner][:count] for owner in owners.unique()]).sort().values
+
     def take(self, rows: Tensor) -> "ImageSet":
         owners = None if self.owners is None else self.owners[rows]
         return ImageSet(self.images.take(rows), self.labels[rows], owners)
 
     def select(self, classes: list[int], per_class: int | None) -> "ImageSet":
-        """The first `per_class` images of each of `classes`, which become classes 0, 1, 2, ..."""
-        rows = [self.by_class[c][:per_class] for c in classes]
+        """The first `per_class` images of each of `classes`, which become classes 0, 1, 2, ...; of each client, where
+        the data say whose they are."""
+        rows = [self._first(self.by_class[c], per_class) for c in classes]
         labels = [torch.full((len(r),), i, dtype=torch.int64) for i, r in enumerate(rows)]
         return replace(self.take(torch.cat(rows)), labels=torch.cat(labels))
 

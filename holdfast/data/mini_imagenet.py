@@ -19,7 +19,7 @@ TRAIN, ALL = 500, 600  # images of a class
 
 def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
     """Class names, and the decoded images; of each class the first five sixths by name (500 of 600) are to train on."""
-    with open_tree(source, _top(source)) as tree:
+    with open_tree(source) as tree:
         classes = _classes(tree)
         files: dict[str, list[str]] = {"train": [], "test": []}
         labels: dict[str, list[int]] = {"train": [], "test": []}
@@ -31,13 +31,8 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
                 files[split] += part
                 labels[split] += [label] * len(part)
         splits = {split: Split(tree.inside(files[split]), np.array(labels[split], np.int64)) for split in files}
-        key = {"name": "mini-imagenet", "identity": tree.identity}
+        key = {"name": "mini-imagenet", "identity": tree.identity(splits)}
         return tuple(classes), decoded(cache, key, tree.place, splits, size, "MiniImageNet")
-
-
-def _top(source: Path) -> str:
-    """An archive often has everything in one folder that is called like itself."""
-    return source.stem if source.is_file() else ""
 
 
 def _classes(tree: Tree) -> dict[str, list[str]]:

@@ -1,9 +1,9 @@
 """Getting a data set onto this machine: downloaded, resumable and checked, or imported from a local file or folder."""
 
 import hashlib
+import http.client
 import os
 import shutil
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +27,8 @@ def download(wanted: Download, root: Path) -> Path:
     part = root / f"{wanted.file}.part"
     try:
         _fetch(wanted, part)
-    except (OSError, urllib.error.URLError) as error:
-        reason = getattr(error, "reason", None) or error
+    except (OSError, http.client.HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", None) or error).split())
         raise HoldfastError(
             f"{wanted.url} cannot be downloaded ({reason}); run the same command again to go on, or download it "
             "yourself and import it with --from"

@@ -91,7 +91,12 @@ def _complain(settings: "DataSettings", data: DataSet) -> None:
             f"{count} of {total} images cannot be used: {named}{more}; replace or remove them, or set data.corrupt=skip"
         )
     Console(stderr=True).print(
-        f"{count} of {total} images are left out: {named}{more}", style="yellow", highlight=False, soft_wrap=True
+        f"{count} of {total} images are left out: {named}{more}",
+        style="yellow",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+        emoji=False,
     )
     for kind, part in (("training", data.train), ("test", data.test)):
         for c, name in enumerate(data.classes):

@@ -21,7 +21,7 @@ def plan_of_folders(settings: "PlanSettings", data: DataSet, seed: int) -> Plan:
     what it has of their classes. While fewer clients are present than are to be selected, all are."""
     owned = _owned(data)
     tasks, starts, rounds, comings = (
-        _of_stream(settings, data, data.stream) if data.stream else _of_schedule(settings, data, owned)
+        _of_stream(settings, data, data.stream, owned) if data.stream else _of_schedule(settings, data, owned)
     )
     arrivals = []
     for client, name in enumerate(data.clients):
@@ -74,13 +74,16 @@ def _of_schedule(
     return tasks, starts, len(tasks) * settings.rounds, comings
 
 
-def _of_stream(settings: "PlanSettings", data: DataSet, stream: Stream) -> tuple[Tasks, tuple[int, ...], int, Comings]:
+def _of_stream(
+    settings: "PlanSettings", data: DataSet, stream: Stream, owned: list[dict[int, list[int]]]
+) -> tuple[Tasks, tuple[int, ...], int, Comings]:
     index = {name: c for c, name in enumerate(data.classes)}  # a part of the classes may be left out by data.classes
     comings: Comings = [[] for _ in data.clients]
     born: dict[int, list[int]] = {}
     seen: set[int] = set()
     for number, client, names in stream.arrivals:
-        classes = tuple(index[name] for name in names if name in index)
+        known = (index[name] for name in names if name in index)
+        classes = tuple(c for c in known if c in owned[client])  # of some, no image may be left
         if not classes and names:
             continue
         comings[client].append((number, classes))

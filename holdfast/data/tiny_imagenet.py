@@ -27,7 +27,7 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
         wnids = read_wnids(tree)
         splits = {"train": train_split(tree, wnids), "test": validation_split(tree, wnids)}
         names = class_names(wnids, tree.text("words.txt") if "words.txt" in tree.names else "")
-        key = {"name": "tiny-imagenet", "identity": tree.identity}
+        key = {"name": "tiny-imagenet", "identity": tree.identity(splits)}
         return names, decoded(cache, key, tree.place, splits, size, "TinyImageNet")
 
 

@@ -4,14 +4,16 @@ import hashlib
 import os
 import unicodedata
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from holdfast.data.decoded import Split
 from holdfast.errors import HoldfastError
 
+LAYOUT = {"train", "test", "val", "clients"}  # folders that are not classes
 SUFFIXES = {".jpg", ".jpeg", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 Listed = tuple[str, int, int]  # name, size, and time of change or checksum
 
@@ -21,12 +23,21 @@ class Tree:
     """Files by their names below the data set's own top folder."""
 
     where: Path
-    identity: str  # changes whenever the content does
+    stamps: Mapping[str, tuple[int, int]]  # of each file: its size, and its time of change or checksum
     names: tuple[str, ...]  # sorted, so that nothing depends on the file system
     folders: frozenset[str]
     read: Callable[[str], bytes]
     place: Path  # the zip file, or the folder that the names are below
     prefix: str  # of the names in a zip file
+
+    def identity(self, splits: Mapping[str, Split]) -> str:
+        """Of these images and their labels; changes whenever one of them does, and with nothing else."""
+        digest = hashlib.sha256()
+        for name, split in splits.items():
+            for file, label in zip(split.files, split.labels.tolist(), strict=True):
+                stamp = self.stamps[file.removeprefix(self.prefix)]
+                digest.update(repr((name, file, label, stamp)).encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
 
     def inside(self, files: Sequence[str]) -> list[str]:
         """The names by which `place` has these files."""
@@ -73,9 +84,9 @@ def open_tree(path: Path, top: str = "", mark: str | None = None) -> Iterator[Tr
 
 
 def _zip(path: Path, archive: zipfile.ZipFile, top: str) -> Tree:
-    infos = archive.infolist()
-    prefix = f"{top}/" if top and any(info.filename.startswith(f"{top}/") for info in infos) else ""
-    known = {info.filename.removeprefix(prefix): info for info in infos}
+    infos = [info for info in archive.infolist() if not _hidden(info.filename)]
+    prefix = f"{top}/" if top and any(info.filename.startswith(f"{top}/") for info in infos) else _wrapping(infos)
+    known = {info.filename.removeprefix(prefix): info for info in infos if info.filename != prefix}
 
     def read(name: str) -> bytes:
         try:
@@ -85,14 +96,26 @@ def _zip(path: Path, archive: zipfile.ZipFile, top: str) -> Tree:
 
     names = tuple(sorted(name for name, info in known.items() if not info.is_dir()))
     folders = {name.rstrip("/") for name, info in known.items() if info.is_dir()}
-    identity = _digest((info.filename, info.file_size, info.CRC) for info in infos)
-    return Tree(path, identity, names, frozenset(folders), read, path, prefix)
+    stamps = {name: (info.file_size, info.CRC) for name, info in known.items()}
+    return Tree(path, stamps, names, frozenset(folders), read, path, prefix)
+
+
+def _hidden(name: str) -> bool:
+    """Not part of the data: what systems leave in archives and folders."""
+    return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
+
+
+def _wrapping(infos: Sequence[zipfile.ZipInfo]) -> str:
+    """The folder that a zip file has everything in, if there are folders in that again."""
+    first = {info.filename.split("/")[0] for info in infos}
+    deep = all(info.filename.count("/") > 1 for info in infos if not info.is_dir())
+    return f"{first.pop()}/" if len(first) == 1 and deep and not first & LAYOUT else ""
 
 
 def _folder(path: Path, top: str, mark: str | None) -> Tree:
     try:
         place = path / top if top and top in os.listdir(path) else path
-        found = sorted(_below(place, "", ())) if mark is None or mark in os.listdir(place) else []
+        found = sorted(_below(place)) if mark is None or mark in os.listdir(place) else []
     except OSError as error:
         _unreadable(error)
 
@@ -102,39 +125,42 @@ def _folder(path: Path, top: str, mark: str | None) -> Tree:
         except OSError as error:
             _unreadable(error)
 
-    names = tuple(name for name, size, _ in found if size >= 0)
+    stamps = {name: (size, changed) for name, size, changed in found if size >= 0}
     folders = frozenset(name for name, size, _ in found if size < 0)
-    return Tree(path, _digest(one for one in found if one[1] >= 0), names, folders, read, place, "")
+    return Tree(path, stamps, tuple(stamps), folders, read, place, "")
 
 
-def _below(top: Path, name: str, above: tuple[tuple[int, int], ...]) -> Iterator[Listed]:
+def _below(top: Path) -> Iterator[Listed]:
     """Every file, and every folder with size -1; links are followed, but not in circles."""
-    with os.scandir(top / name) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            inner = f"{name}/{entry.name}" if name else entry.name
-            try:
-                stat = entry.stat()
-            except OSError as error:
-                raise HoldfastError(
-                    f"{top / inner} is a link that leads nowhere or in a circle ({error.strerror}); remove it"
-                ) from error
-            if entry.is_file():  # no pipe to wait at
-                yield inner, stat.st_size, stat.st_mtime_ns
-            elif entry.is_dir():
-                identity = (stat.st_dev, stat.st_ino)
-                if identity in above or os.path.samefile(top, top / inner):
-                    raise HoldfastError(f"{top / inner} is a link to a folder that it lies in; remove it")
-                yield inner, -1, 0
-                yield from _below(top, inner, (*above, identity))
+    here = os.stat(top)
+    inside: tuple[tuple[int, int], ...] = ((here.st_dev, here.st_ino),)
+    waiting = [("", inside)]  # folders to look into, each with those that it lies in
+    while waiting:
+        name, above = waiting.pop()
+        with os.scandir(top / name) as entries:
+            for entry in entries:
+                if _hidden(entry.name):
+                    continue
+                inner = f"{name}/{entry.name}" if name else entry.name
+                try:
+                    stat = entry.stat()
+                except OSError as error:
+                    raise HoldfastError(
+                        f"{top / inner} is a link that leads nowhere or in a circle ({error.strerror}); remove it"
+                    ) from error
+                if entry.is_file():  # no pipe to wait at
+                    yield inner, stat.st_size, stat.st_mtime_ns
+                elif entry.is_dir():
+                    identity = (stat.st_dev, stat.st_ino)
+                    if identity in above:
+                        raise HoldfastError(f"{top / inner} is a link to a folder that it lies in; remove it")
+                    yield inner, -1, 0
+                    waiting.append((inner, (*above, identity)))
 
 
-def _digest(content: Iterable[Listed]) -> str:
-    digest = hashlib.sha256()
-    for one in content:
-        digest.update(repr(one).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+def readable(name: str) -> str:
+    """A name as people compare it: composed letters, no blanks around it."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
@@ -150,8 +176,10 @@ def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
             files.setdefault(folder, []).append(name)
     classes: dict[str, list[str]] = {}
     for folder in sorted(files):
-        name = unicodedata.normalize("NFC", folder).strip()
+        name = readable(folder)
         where = tree.where / below / folder
+        if name != name.encode("utf-8", "replace").decode():
+            raise HoldfastError(f"the name of the folder {str(where)!a} is not UTF-8 text; rename it")
         if name in classes:
             raise HoldfastError(f"{where} is a second folder of the class {name!r}; put them together or rename one")
         if not files[folder]:

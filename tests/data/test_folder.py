@@ -391,7 +391,7 @@ WRONG = {
     "a list of words": ('arrival = ["north"]\n', r"it has no \[\[arrival\]\] tables"),
     "unknown key of an arrival": (changed("round = 5", "round = 5\nwho = 1"), "arrival 1: unknown key 'who'; it has"),
     "lacks a key": (changed("round = 5\n", ""), "arrival 1: it lacks 'round'; it has round, client and classes"),
-    "round 0": (changed("round = 5", "round = 0"), "arrival 1: round = 0 should be a whole number, 1 or more"),
+    "round 0": (changed("round = 5", "round = 0"), "arrival 1: round = 0 should be a whole number from 1 to 1,000,000"),
     "round is a fraction": (changed("round = 5", "round = 1.5"), "arrival 1: round = 1.5 should be a whole number"),
     "round is a word": (changed("round = 5", 'round = "5"'), "arrival 1: round = '5' should be a whole number"),
     "round is true": (changed("round = 5", "round = true"), "arrival 1: round = True should be a whole number"),
@@ -404,8 +404,8 @@ WRONG = {
     "unknown class": (changed('["emu"]', '["enu"]'), "arrival 1: client 'south' has no class 'enu'; did you mean"),
     "somebody else's class": (changed('["emu"]', '["cat"]'), "arrival 1: client 'south' has no class 'cat'; choose"),
     "never arrives": (changed('["emu"]', "[]"), "the class 'emu' of client 'south' never arrives; add it or remove"),
-    "too few rounds": (changed("24", "8"), "rounds = 8, but the last arrival is in round 9; raise it or leave it out"),
-    "rounds are a word": (changed("24", '"many"'), "rounds = 'many', but the last arrival is in round 9"),
+    "too few rounds": (changed("24", "8"), "rounds = 8, and the last arrival is in round 9; say from there to 1,000,000, or nothing"),
+    "rounds are a word": (changed("24", '"many"'), "rounds = 'many', and the last arrival is in round 9"),
     "rounds without end": (changed("24", str(10**12)), f"rounds = {10**12}"),
 }
 

@@ -207,16 +207,16 @@ def test_a_client_that_has_none_of_the_classes_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_part_of_the_images(tmp_path: Path, streamed: bool) -> None:
-    """Of a class that two have, the first few images are all the first one's; the other holds what it has left."""
+    """Of a class that two have, the first few images are taken from each."""
     text = arrival(1, "a", "x") + arrival(1, "b", "x", "y")
     top = write(tmp_path / "mine", {"a": "x", "b": "xy"}, text if streamed else None)
     plan, data = planned(top, data={"train_per_class": 4}, tasks=1)
-    assert held(plan) == [[(0, (0,))], [(0, (1,))]]
+    assert held(plan) == [[(0, (0,))], [(0, (0, 1))]]
+    assert [len(mine[0].images or ()) for mine in plan.arrivals] == [4, 4 + 4]
     check_images(plan, data)
-    more, data = planned(top, data={"train_per_class": 6}, tasks=1)
-    assert held(more) == [[(0, (0,))], [(0, (0, 1))]]
-    assert [len(mine[0].images or ()) for mine in more.arrivals] == [4, 2 + 4]
-    check_images(more, data)
+    fewer, data = planned(top, data={"train_per_class": 1}, tasks=1)
+    assert [len(mine[0].images or ()) for mine in fewer.arrivals] == [1, 1 + 1]
+    check_images(fewer, data)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
