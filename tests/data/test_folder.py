@@ -404,7 +404,10 @@ WRONG = {
     "unknown class": (changed('["emu"]', '["enu"]'), "arrival 1: client 'south' has no class 'enu'; did you mean"),
     "somebody else's class": (changed('["emu"]', '["cat"]'), "arrival 1: client 'south' has no class 'cat'; choose"),
     "never arrives": (changed('["emu"]', "[]"), "the class 'emu' of client 'south' never arrives; add it or remove"),
-    "too few rounds": (changed("24", "8"), "rounds = 8, and the last arrival is in round 9; say from there to 1,000,000, or nothing"),
+    "too few rounds": (
+        changed("24", "8"),
+        "rounds = 8, and the last arrival is in round 9; say from there to 1,000,000",
+    ),
     "rounds are a word": (changed("24", '"many"'), "rounds = 'many', and the last arrival is in round 9"),
     "rounds without end": (changed("24", str(10**12)), f"rounds = {10**12}"),
 }
