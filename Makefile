@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data),)
 export HOLDFAST_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check torture format clean
+.PHONY: demo test check torture docs format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
@@ -26,6 +26,10 @@ check: $(VENV)/.installed-dev
 torture: $(VENV)/.installed-dev
 	$(BIN)/python scripts/torture.py --kills 50
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the site: build/site/index.html"
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -43,4 +47,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

@@ -1,5 +1,6 @@
-"""What the README shows is true: its method works, its files are there, its commands are known."""
+"""What README and docs show is true: the method works, the files are there, the commands are known."""
 
+import importlib.util
 import re
 import types
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli import app
-from holdfast.config import load_config
+from holdfast.config import describe, load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
@@ -17,10 +18,12 @@ from holdfast.rounds import play
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_example_method_trains(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", TEXT, re.S) if "class Calm" in block]
+    text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class Calm" in block]
     assert len(code.splitlines()) < 40
     module = types.ModuleType("calm")
     exec(compile(code, "calm.py", "exec"), module.__dict__)
@@ -45,11 +48,25 @@ def test_the_map_names_every_room_and_no_other() -> None:
     assert unnamed == set()
 
 
-def test_links_and_commands_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_commands_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (page.parent / target).exists(), target
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     commands |= {group.name for group in app.registered_groups if group.name}
-    assert set(re.findall(r"(?:^    |; )holdfast (\w+)", TEXT, re.M)) <= commands
-    for config in re.findall(r"configs/[\w-]+\.toml", TEXT):
+    assert set(re.findall(r"(?:^    |; )holdfast (\w+)", text, re.M)) <= commands
+    for config in re.findall(r"(?<![\w/])configs/[\w-]+\.toml", text):
         assert (ROOT / config).exists()
+
+
+def test_the_page_of_settings_has_them_all() -> None:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "scripts" / "docs_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    table = hooks.settings_table()
+    for setting in ("`plan.memory`", "`data.corrupt`", "`method.cbl`", "`train.lr`"):
+        assert setting in table
+    assert len(table.splitlines()) == 2 + len(describe())

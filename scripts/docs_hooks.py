@@ -1,0 +1,41 @@
+"""What the site has that its Markdown files have not: the settings, the benchmarks, the reproduced pages."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import describe
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links to files that are not part of the site become plain text."""
+    name = page.file.src_uri
+    if name == "settings.md":
+        markdown += settings_table()
+    elif name == "benchmarks.md":
+        markdown = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+        markdown = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", markdown)
+    elif name == "results.md":
+        pages = sorted(
+            (ROOT / "docs/results/reproduced").glob("*.md"), key=lambda path: (path.stem[:3], len(path.stem))
+        )
+        markdown += "\n".join(f"- [{_title(path)}](results/reproduced/{path.name})" for path in pages)
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
+
+
+def settings_table() -> str:
+    """Every setting with its default, from the classes that validate them."""
+    rows = [
+        f"| `{name}` | {f'`{default}`' if default else ''} | {_cell(about)} |" for name, default, about in describe()
+    ]
+    return "\n".join(["| setting | default | what it is |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _title(path: Path) -> str:
+    return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
