@@ -1,0 +1,344 @@
+"""The paper's tables and figures by their numbers: the runs they want, and the pages they make of them."""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from PIL import Image
+
+from holdfast.cli import main
+from holdfast.compare import Spec, known_runs
+from holdfast.config import Config, PlanSettings, to_toml
+from holdfast.data.glyphs import CHARACTERS
+from holdfast.data.schedule import Plan, make_plan
+from holdfast.experiment import run_name
+from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
+from holdfast.results import paper
+from holdfast.results.record import read_result, write_result
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SCALES: tuple[Scale, ...] = ("mini", "paper")
+LGA = Experiment("cifar100", 5, "lga")
+
+
+def plan_of(config: Config) -> Plan:
+    """The plan of a run without its images."""
+    return _plan(config.plan, config.data.classes or CLASSES[config.data.name])
+
+
+@cache
+def _plan(settings: PlanSettings, classes: int) -> Plan:
+    return make_plan(settings, [f"class {c}" for c in range(classes)], {}, 0)
+
+
+# what is run
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert list(ITEMS) == [*(f"table{n}" for n in range(1, 13)), *(f"fig{n}" for n in range(3, 9))]
+    assert [name for name, item in ITEMS.items() if not item.experiments] == ["table10"]  # arithmetic
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_experiment_can_be_run(name: str, scale: Scale) -> None:
+    for one in ITEMS[name].experiments:
+        config = config_of(one, scale, 2021)
+        plan = plan_of(config)
+        assert len(plan.tasks) == config.plan.tasks == one.tasks  # stand-ins keep the number of tasks
+        label = config.method.label.removesuffix(" width=64 heads=4 depth=3")  # DyTox at mini scale
+        assert label == {REPLAY: "fedavg replay"}.get(one.method, one.method)
+        assert config.seed == 2021
+        assert passes(config) > 0
+        if scale == "paper":
+            assert config.data.name == one.dataset
+            assert config.model.name == "resnet18"
+            assert sum(map(len, plan.tasks)) == CLASSES[one.dataset]
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_stand_ins_keep_clear_of_what_settings_were_found_on(name: str) -> None:
+    """Those are glyphs of data.seed 1 and the classes of TinyImageNet from 50 on."""
+    for one in ITEMS[name].experiments:
+        data = config_of(one, "mini", 2021).data
+        assert data.first_class == 0
+        if one.dataset == "cifar100":
+            assert (data.name, data.seed) == ("glyphs", 0)
+            assert (data.classes or 0) <= len(CHARACTERS)
+        else:
+            assert data.name == "tiny-imagenet"
+            assert (data.classes or 200) <= 50
+
+
+def test_names_of_the_tables_are_methods_with_settings() -> None:
+    assert spec_of("glfc") == Spec("glfc")
+    assert spec_of(REPLAY) == Spec("fedavg", (("method.replay", True),))
+    assert spec_of("lga w/o cbl") == Spec("lga", (("method.cbl", False),))
+
+
+def test_at_mini_scale_an_hours_methods_are_run_unless_others_are_named() -> None:
+    table = ITEMS["table3"]
+    assert [one.method for one in table.wanted("mini")] == list(SHORT)
+    assert [one.method for one in table.wanted("paper")] == [REPLAY, *paper.ACCURACY["cifar100", 10]]
+    assert [one.method for one in table.wanted("mini", ["bic", "lga"])] == ["bic", "lga"]
+    assert {one.method for one in ITEMS["table1"].wanted("mini")} == {REPLAY, *paper.ACCURACY["cifar100", 5]}
+    assert {one.tasks for one in ITEMS["fig7"].wanted("mini")} == {5}
+    assert {one.tasks for one in ITEMS["fig7"].wanted("paper")} == {5, 10, 20}
+    assert {one.method for one in ITEMS["fig6"].wanted("mini")} == {"lga", *PROXY}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_heterogeneity_really_differs(scale: Scale) -> None:
+    held: dict[int | None, set[int]] = {}
+    for one in ITEMS["table9"].experiments:
+        plan = plan_of(config_of(one, scale, 2021))
+        first = [len(arrivals[0].classes) for arrivals in plan.arrivals]
+        held.setdefault(one.share, set()).update(first)
+    assert held == {40: {4}, 50: {5}, 60: {6}}
+
+
+@pytest.mark.parametrize(("scale", "sizes"), [("paper", [500, 1000, 1500, 2000]), ("mini", [25, 50, 75, 100])])
+@pytest.mark.parametrize("tasks", [5, 10])
+def test_memories(scale: Scale, sizes: list[int], tasks: int) -> None:
+    some = [one for one in ITEMS["table11"].experiments if one.tasks == tasks]
+    configs = [config_of(one, scale, 2021) for one in some]
+    assert [config.plan.memory for config in configs] == sizes
+    assert len({replace(config.plan, memory=0) for config in configs}) == 1
+    assert configs[-1] == config_of(replace(LGA, tasks=tasks), scale, 2021)  # a run that other tables have, too
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("tasks", [5, 10, 20])
+def test_orders_differ(scale: Scale, tasks: int) -> None:
+    configs = [config_of(replace(LGA, tasks=tasks, order=order), scale, 2021) for order in (1, 2, 3)]
+    assert len({tuple(map(frozenset, plan_of(config).tasks)) for config in configs}) == 3
+    assert configs[0] == config_of(replace(LGA, tasks=tasks), scale, 2021)
+
+
+def test_the_cost_of_a_run_by_hand() -> None:
+    tasks, rounds, selected, epochs, classes, images, memory = 5, 6, 5, 2, 3, 100, 100  # 3: 60 % of 5
+    assert passes(config_of(LGA, "mini", 2021)) == tasks * rounds * selected * epochs * (classes * images + memory)
+    one = Experiment("imagenet", 5, "lga")  # 140: 70 % of 200
+    assert passes(config_of(one, "paper", 2021)) == 5 * 10 * 10 * 20 * (140 * 1281 + 2000)
+
+
+@pytest.mark.parametrize("method", [REPLAY, "lga", *paper.ABLATIONS, *PROXY])
+@pytest.mark.parametrize("dataset", ["cifar100", "mini-imagenet", "tiny-imagenet"])
+def test_runs_that_are_committed_are_those_that_are_wanted(dataset: str, method: str) -> None:
+    for seed in paper.SEEDS:
+        folder = committed()[run_name(config_of(Experiment(dataset, 5, method), "mini", seed))]
+        assert read_result(folder).seed == seed
+
+
+@cache
+def committed() -> dict[str, Path]:
+    return known_runs(RESULTS)
+
+
+# the pages
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`holdfast reproduce`, which writes to `pages`: exit code, standard output and standard error."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *map(str, words), "--to", "pages"])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The lines of all tables of a page, without their heads."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    return [row for i, row in enumerate(rows) if "---" not in row[0] and "---" not in [*rows, [""]][i + 1][0]]
+
+
+def pretend(folder: Path, one: Experiment, seed: int, curve: list[float]) -> None:
+    """A finished run of an experiment with this accuracy after each task; F1 is half of it, recall a quarter."""
+    config = config_of(one, "mini", seed)
+    where = folder / run_name(config)
+    where.mkdir(parents=True)
+    (where / "config.toml").write_text(to_toml(config))
+    other = {"macro_f1": [value / 2 for value in curve], "macro_recall": [value / 4 for value in curve]}
+    real = read_result(committed()[run_name(config_of(LGA, "mini", 2021))])
+    write_result(where, replace(real, seed=seed, accuracy_after_task=curve, curves=other))
+
+
+def test_a_table_has_our_figures_beside_the_published_ones(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("table1", "--show", "--runs", RESULTS)
+    assert (code, err) == (0, "")
+    assert "table1: accuracy, T = 5, CIFAR-100 and MiniImageNet" in out
+    page = (tmp_path / "pages" / "table1.md").read_text()
+    assert "scale mini; seeds 2021, 2022, 2023. Made by `holdfast reproduce table1 --scale mini`." in page
+    assert "**CIFAR-100: glyphs, 5 tasks of 5 classes; T = 5; accuracy in %**" in page
+    assert "**MiniImageNet: TinyImageNet at 32 px, 5 tasks of 5 classes; T = 5; accuracy in %**" in page
+    rows = rows_of(page)
+    assert [row[0] for row in rows] == [REPLAY, *paper.ACCURACY["cifar100", 5]] * 2
+    for dataset, line in (("cifar100", rows[13]), ("mini-imagenet", rows[27])):
+        ours = [committed()[run_name(config_of(Experiment(dataset, 5, "lga"), "mini", seed))] for seed in paper.SEEDS]
+        curves = [read_result(folder).accuracy_after_task for folder in ours]
+        theirs = paper.ACCURACY[dataset, 5]["lga"]
+        after = zip(map(mean, zip(*curves, strict=True)), theirs.values, strict=True)
+        assert line[:7] == ["lga", "3", *(f"{100 * a:.1f} ({b})" for a, b in after)]
+        assert re.fullmatch(rf"{100 * mean(map(mean, curves)):.1f} ± [\d.]+ \({theirs.average}\)", line[7])
+    assert rows[10][8].endswith(" (5.2)")  # lga w/o cbl, as printed
+    numbers = list(csv.reader((tmp_path / "pages" / "table1.csv").read_text().splitlines()))
+    [again] = [row for row in numbers if row[:5] == ["mini-imagenet", "5", "lga", "2023", "accuracy"]]
+    assert [float(value) for value in again[5:]] == pytest.approx([100 * value for value in curves[-1]], abs=0.005)
+
+
+def test_without_runs_a_table_has_the_published_figures_and_says_how_to_get_ours(
+    command: Command, tmp_path: Path
+) -> None:
+    assert command("table3", "--show", "--runs", "none")[0] == 0
+    assert not (tmp_path / "none").exists()
+    page = (tmp_path / "pages" / "table3.md").read_text()
+    rows = rows_of(page)
+    assert [row[0] for row in rows] == list(paper.ACCURACY["cifar100", 10])
+    for row, line in zip(rows, paper.ACCURACY["cifar100", 10].values(), strict=True):
+        assert row[1:13] == ["0", *(f"- ({value})" for value in line.values), f"- ({line.average})"]
+    assert "Not run here: afc, bic, " in page
+    assert "`holdfast reproduce table3 --scale mini --methods all`" in page
+
+
+def test_heterogeneity_has_a_part_for_each_share_and_measure(command: Command, tmp_path: Path) -> None:
+    curves = {one: [0.01 * t + (one.share or 0) / 200 for t in range(10)] for one in ITEMS["table9"].experiments}
+    for one, curve in curves.items():
+        pretend(tmp_path / "runs", one, 1, [value + (one.method == "lga") / 10 for value in curve])
+    assert command("table9", "--show", "--seeds", "1")[0] == 0
+    page = (tmp_path / "pages" / "table9.md").read_text()
+    titles = re.findall(r"\*\*.*?; T = 10; (\d+) % of classes; (accuracy|macro F1) in %\*\*", page)
+    assert titles == [(share, measure) for share in ("40", "50", "60") for measure in ("accuracy", "macro F1")]
+    rows = rows_of(page)
+    assert [row[0] for row in rows] == ["glfc", "lga"] * 6
+    assert [row[2] for row in rows[0::4]] == ["20.0 (74.9)", "25.0 (86.2)", "30.0 (90.0)"]
+    assert [row[2] for row in rows[3::4]] == ["15.0 (75.1)", "17.5 (86.2)", "20.0 (89.2)"]
+    assert [row[13] for row in rows[0::2]] == [
+        f"{ours} ({theirs})"
+        for share in (40, 50, 60)
+        for ours, theirs in (
+            ("10.0", paper.HETEROGENEITY["accuracy", share]["glfc"].improvement),
+            ("5.0", paper.HETEROGENEITY["f1", share]["glfc"].improvement),
+        )
+    ]
+
+
+def test_memory_has_a_line_for_each_size(command: Command, tmp_path: Path) -> None:
+    for one in ITEMS["table11"].experiments:
+        pretend(tmp_path / "runs", one, 1, [(one.memory or 0) / 2500] * one.tasks)
+    assert command("table11", "--show", "--seeds", "1")[0] == 0
+    rows = rows_of((tmp_path / "pages" / "table11.md").read_text())
+    assert [row[0] for row in rows] == ["500", "1000", "1500", "2000"] * 6  # 2 numbers of tasks, 3 measures
+    assert [row[7] for row in rows[:4]] == ["20.0 (63.6)", "40.0 (67.6)", "60.0 (68.3)", "80.0 (73.0)"]
+    assert [row[8] for row in rows[:4]] == ["60.0 (9.4)", "40.0 (5.4)", "20.0 (4.7)", ""]
+    assert [row[12] for row in rows[20:]] == ["5.0 (59.2)", "10.0 (62.3)", "15.0 (63.9)", "20.0 (66.3)"]
+
+
+def test_orders(command: Command, tmp_path: Path) -> None:
+    for k, one in enumerate(ITEMS["table12"].experiments):
+        pretend(tmp_path / "runs", one, 1, [k / 100] * one.tasks)
+    assert command("table12", "--show", "--seeds", "1")[0] == 0
+    rows = rows_of((tmp_path / "pages" / "table12.md").read_text())
+    assert [(row[0], row[1]) for row in rows] == [(f"order {order}", method) for order, method in paper.ORDERS]
+    theirs = [value for line in paper.ORDERS.values() for value in line.values()]
+    assert [cell for row in rows for cell in row[2:]] == [f"{k}.0 ({value})" for k, value in enumerate(theirs)]
+
+
+def test_traffic_needs_neither_runs_nor_images(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("table10", "--scale", "paper", "--data-root", tmp_path / "none")
+    assert (code, err) == (0, "")
+    assert "ResNet-18, CIFAR-100, T = 10" in out
+    rows = {row[0].split(" (")[0]: row[1:] for row in rows_of((tmp_path / "pages" / "table10.md").read_text())}
+    models, theirs = re.fullmatch(r"([\d.]+) \(([\d.]+)\)", rows["models sent back"][0]).groups()  # type: ignore[union-attr]
+    shares, _ = rows["prototypes' gradients to the proxy"][0].split(" ")
+    assert float(theirs) == paper.COST["models"]
+    assert float(models) == pytest.approx(paper.COST["models"], rel=0.02)
+    ratio = float(rows["prototypes' gradients to the proxy"][1].split(" ")[0])
+    assert ratio == pytest.approx(100 * float(shares) / float(models), abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig6", "fig8"])
+def test_figures_are_drawn_from_the_runs_that_are_there(command: Command, tmp_path: Path, name: str) -> None:
+    code, out, _ = command(name, "--show", "--runs", RESULTS, "--json")
+    assert (code, json.loads(out)) == (0, {"pages": [f"pages/{name}.md"]})
+    page = (tmp_path / "pages" / f"{name}.md").read_text()
+    assert "these are ours alone" in page
+    assert f"({name}.png)" in page
+    with Image.open(tmp_path / "pages" / f"{name}.png") as picture:
+        assert sum(count > 0 for count in picture.convert("L").histogram()) > 20
+    rows = list(csv.reader((tmp_path / "pages" / f"{name}.csv").read_text().splitlines()))
+    assert {"2021", "2022", "2023"} == {row[3] for row in rows[1:]}
+    assert {row[4] for row in rows[1:]} == {"accuracy", "f1", "recall"}
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig5"])
+def test_a_page_names_no_picture_that_is_not_there(command: Command, tmp_path: Path, name: str) -> None:
+    """No run has been made."""
+    assert command(name, "--show", "--runs", "none")[0] == 0
+    named = re.findall(r"!\[.*\]\((.*)\)", (tmp_path / "pages" / f"{name}.md").read_text())
+    assert [file for file in named if not (tmp_path / "pages" / file).exists()] == []
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_list_says_what_each_costs(command: Command, tmp_path: Path, scale: Scale) -> None:
+    code, out, _ = command("list", "--scale", scale, "--json")
+    facts = json.loads(out)
+    assert (code, [fact["item"] for fact in facts]) == (0, list(ITEMS))
+    assert [fact["runs_a_seed"] for fact in facts] == [len(item.wanted(scale)) for item in ITEMS.values()]
+    figure = next(fact for fact in facts if fact["item"] == "fig5")
+    assert figure["images_a_seed"] == passes(config_of(LGA, scale, 0))
+    text = command("list", "--scale", scale)[1]
+    assert "hours a seed" in text
+    assert all(f" {name} " in text for name in ITEMS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["tabel1"], "there is no 'tabel1' to reproduce; did you mean 'table1'?"),
+        (["table13"], "there is no 'table13' to reproduce; did you mean 'table"),
+        (["table1", "--methods", "lga,lgaa"], "table1 has no method 'lgaa'"),
+        (["table9", "--methods", "icarl"], "table9 has no method 'icarl'"),
+        (["table1", "--seeds", "x"], "--seeds 'x' is not a list such as"),
+        (["table1", "--scale", "tiny"], "Invalid value for '--scale'"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_sentence(command: Command, tmp_path: Path, words: list[str], says: str) -> None:
+    code, out, err = command(*words)
+    assert (code, out, err.strip().count("\n")) == (2, "", 0)
+    assert says in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_can_be_had_with_the_methods_that_one_names(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("all", "--methods", "lga", "--show", "--runs", RESULTS)
+    assert (code, err) == (0, "")
+    assert {file.stem for file in (tmp_path / "pages").glob("*.md")} == set(ITEMS)
+
+
+def test_pages_of_the_mini_scale_name_the_data_that_stand_in(command: Command, tmp_path: Path) -> None:
+    assert command("all", "--show", "--runs", "none")[0] == 0
+    silent = []
+    for name, item in ITEMS.items():
+        page = (tmp_path / "pages" / f"{name}.md").read_text()
+        words = {"glyphs" if one.dataset == "cifar100" else "TinyImageNet at 32 px" for one in item.experiments}
+        silent += [name for word in words if word not in page]
+    assert silent == []
