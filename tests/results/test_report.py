@@ -1,0 +1,615 @@
+"""The report: one page with everything in it that a run has found, which a browser shows without a network."""
+
+import base64
+import csv
+import io
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from holdfast.config import load_config
+from holdfast.data.sources import load_data
+from holdfast.errors import HoldfastError
+from holdfast.experiment import run_to_folder
+from holdfast.results import svg
+from holdfast.results.comparison import compared
+from holdfast.results.record import Result, read_result, write_result
+from holdfast.results.report import write_report
+
+SMALL: dict[str, Any] = {
+    "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
+    "plan": {"tasks": 3, "clients": 5, "join_per_task": 2, "selected": 3, "rounds": 2, "move_on": 0.7, "memory": 12},
+    "train": {"epochs": 1, "batch": 16},
+}
+LGA = {"name": "lga", "iterations": 2, "perturb_steps": 1}
+# Names of a class, a client and a folder that a browser would take for its own; the last is also long.
+EVIL = ("<img src=x onerror=alert(1)>", "<svg onload=alert(2)>", f"&amp;\"'<b>{'all_the_birds_of_the_valley_' * 3}")
+
+
+def play(folder: Path, seed: int, method: dict[str, Any], tasks: int = 3) -> Path:
+    settings = {**SMALL, "plan": {**SMALL["plan"], "tasks": tasks}, "seed": seed, "method": method}
+    return run_to_folder(load_config(settings), folder).folder
+
+
+@pytest.fixture(scope="session")
+def several(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A folder with two seeds of two methods."""
+    where = tmp_path_factory.mktemp("several")
+    for seed in (1, 2):
+        play(where / f"a-fedavg-{seed}", seed, {"name": "fedavg"})
+        play(where / f"b-lga-{seed}", seed, LGA)
+    return where
+
+
+@pytest.fixture(scope="session")
+def run(several: Path) -> Path:
+    return several / "b-lga-1"
+
+
+def written(file: Path, *folders: Path) -> Path:
+    write_report(folders, file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def one_page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("one") / "report.html", run)
+
+
+@pytest.fixture(scope="session")
+def all_page(several: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("all") / "report.html", several)
+
+
+class Page(HTMLParser):
+    """What stands in a page: headings, tables by their names, CSV files by theirs, and all tags."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.text = file.read_text(encoding="utf-8")
+        self.headings: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.csv: dict[str, list[list[str]]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._rows: list[list[str]] = []
+        self._into: list[str] | None = None
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.tags.append((tag, given))
+        if tag == "table":
+            self._rows = self.tables[given.get("aria-label") or f"table {len(self.tables)}"] = []
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+            self._into = self._rows[-1]
+        elif tag in ("h1", "h2", "h3"):
+            self.headings.append("")
+            self._into = self.headings
+        elif tag == "a" and given.get("class") == "csv":
+            kind, _, numbers = str(given["href"]).partition(",")
+            assert kind == "data:text/csv;charset=utf-8"
+            self.csv[str(given["download"])] = list(csv.reader(io.StringIO(unquote(numbers))))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th", "h1", "h2", "h3"):
+            self._into = None
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        if self._into is not None:
+            self._into[-1] += data
+
+    def table(self, start: str) -> list[list[str]]:
+        """The rows, without the head, of the one table whose name begins so."""
+        [rows] = [rows for name, rows in self.tables.items() if name.startswith(start)]
+        return rows[1:]
+
+
+@pytest.fixture(scope="session")
+def page(one_page: Path) -> Page:
+    return Page(one_page)
+
+
+@pytest.fixture(scope="session")
+def result(run: Path) -> Result:
+    return read_result(run)
+
+
+def percents(values: list[float]) -> list[str]:
+    return [f"{100 * value:.1f}" for value in values]
+
+
+# what stands in it
+
+
+@pytest.mark.parametrize("name", ["one_page", "all_page"])
+def test_nothing_is_loaded_from_anywhere(name: str, request: pytest.FixtureRequest) -> None:
+    page = Page(request.getfixturevalue(name))
+    for tag, given in page.tags:
+        for key in ("src", "href", "srcset", "action", "poster"):
+            assert (given.get(key) or "data:").startswith(("data:", "#")), (tag, key)
+    assert not {tag for tag, _ in page.tags} & {"iframe", "object", "embed", "base", "audio", "video"}
+    assert [given for tag, given in page.tags if tag == "script"] == [{}]
+    for word in ("://", "@import", "url("):
+        assert word not in page.text
+
+
+def test_every_section_is_there(page: Page, result: Result) -> None:
+    assert page.headings == [
+        "Holdfast report",
+        "Headline numbers",
+        "Accuracy on glyphs",
+        f"{result.method}, seed 1",
+        "Accuracy matrix",
+        "Forgetting",
+        "Who is left behind?",
+        "Detector",
+        "Traffic",
+        "Time by phase",
+        "Confusion matrix at the end",
+        "Prototypes",
+        "Exemplars",
+        "Config",
+    ]
+    said = " ".join(page.words)
+    assert f"1 run; method {result.method}; on glyphs; seed 1; 3 tasks, 6 classes." in said
+    assert ("details", {"class": "run", "open": None}) in page.tags
+    assert ("html", {"lang": "en"}) in page.tags
+
+
+def test_headline_numbers(page: Page, result: Result) -> None:
+    said = " ".join(page.words)
+    assert result.forgetting is not None
+    for value in (result.average_accuracy, result.last_accuracy, result.worst_client["accuracy"]):
+        assert f"{100 * value:.1f} %" in said
+    assert f"{100 * result.forgetting:.1f} points" in said
+    sent = sum(sum(ways.values()) for ways in result.bytes.values())
+    assert f"{sent / 1e6:,.1f} MB" in said
+
+
+def test_the_matrix(page: Page, result: Result) -> None:
+    [rows] = [rows for rows in page.tables.values() if rows[0][0] == "after task"]
+    assert rows[0] == ["after task", "task 1", "task 2", "task 3", "all"]
+    for t, row in enumerate(rows[1:]):
+        own = percents(result.accuracy_matrix[t])
+        assert row == [str(t + 1), *own, *[""] * (2 - t), *percents([result.accuracy_after_task[t]])]
+    numbers = [[float(value) for value in row[1:]] for row in page.csv["matrix.csv"][1:]]
+    assert numbers == result.accuracy_matrix
+    assert [float(v) for v in page.csv["accuracy.csv"][1][2:]] == pytest.approx(
+        [100 * value for value in result.accuracy_after_task], abs=0.005
+    )
+
+
+def test_forgetting(page: Page, result: Result) -> None:
+    lost = {task: float(points) for task, points in page.csv["forgetting.csv"][1:]}
+    assert list(lost) == ["task 1", "task 2"]
+    assert mean(lost.values()) == pytest.approx(100 * (result.forgetting or 0.0))
+
+
+def test_who_is_left_behind(page: Page, result: Result, run: Path) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    recall = {name: result.confusion[i][i] / 6 for i, name in enumerate(result.classes)}
+    clients = page.table("All clients")
+    assert len(clients) == len(plan["arrivals"])
+    for label, group, held, accuracy in clients:
+        number = int(label.removeprefix("client "))
+        classes = {plan["class_names"][c] for arrival in plan["arrivals"][number] for c in arrival["classes"]}
+        assert (group, held) == (plan["groups"][-1][number], str(len(classes)))
+        assert accuracy == f"{100 * mean(recall[name] for name in classes):.1f}"
+    worst = result.worst_client
+    assert (clients[0][0], clients[0][3]) == (f"client {worst['client']:.0f}", f"{100 * worst['accuracy']:.1f}")
+    groups = {row[0][-3:-1]: row[1] for row in page.table("Mean accuracy in % of each group")}
+    assert groups == {name: f"{100 * value:.1f}" for name, value in result.group_accuracy.items() if value is not None}
+
+
+def test_the_detector(page: Page, result: Result) -> None:
+    assert result.detection is not None
+    events = [row[0] for row in page.csv["detector.csv"][1:]]
+    assert events.count("noticed at once") == result.detection["hits"]
+    assert events.count("false alarm") == result.detection["false_alarms"]
+    assert f"{result.detection['hits']:.0f} of {result.detection['transitions']:.0f} transitions" in " ".join(
+        page.words
+    )
+
+
+def test_traffic_and_time(page: Page, result: Result) -> None:
+    ways = [count for ways in result.bytes.values() for count in ways.values()]
+    assert [row[2] for row in page.table("Megabytes")] == [f"{count / 1e6:.2f}" for count in ways]
+    assert {phase: float(value) for phase, value in page.csv["seconds.csv"][1:]} == result.seconds
+
+
+def test_confusion(page: Page, result: Result) -> None:
+    head, *rows = page.csv["confusion.csv"]
+    assert head == ["true class", *result.classes, "(nothing)"]
+    assert [row[0] for row in rows] == result.classes
+    assert [[int(count) for count in row[1:]] for row in rows] == result.confusion
+    mistakes = page.table("Most frequent mistakes")
+    wrong = [(int(count), true, said) for true, said, count, _ in mistakes]
+    assert wrong
+    assert [count for count, _, _ in wrong] == sorted((count for count, _, _ in wrong), reverse=True)
+    names = [*result.classes, "(nothing)"]
+    assert all(result.confusion[names.index(true)][names.index(said)] == count for count, true, said in wrong)
+    assert page.table("classes.csv") == [
+        [name, f"{100 * result.confusion[i][i] / 6:.1f}"] for i, name in enumerate(result.classes)
+    ]
+    [picture] = [given["src"] for tag, given in page.tags if tag == "img" and given.get("class") == "confusion"]
+    with Image.open(io.BytesIO(base64.b64decode(str(picture).partition(",")[2]))) as image:
+        assert image.size == (7, 6)
+        darkness = -np.asarray(image.convert("L")).astype(float)
+    counts = np.array(result.confusion)
+    assert darkness[counts == counts.max()].min() > darkness[counts == 0].max()
+
+
+def test_pictures_are_inside(page: Page, run: Path) -> None:
+    inside = [str(given["src"]) for tag, given in page.tags if tag == "img"]
+    for name in ("prototypes.png", "exemplars.png"):
+        assert f"data:image/png;base64,{base64.b64encode((run / name).read_bytes()).decode()}" in inside
+
+
+def test_every_setting(page: Page) -> None:
+    config = {name: json.loads(value) for name, value in page.table("Every setting")}
+    assert (config["seed"], config["method.name"], config["method.iterations"]) == (1, "lga", 2)
+    assert (config["plan.tasks"], config["data.size"], config["train.batch"]) == (3, 16, 16)
+
+
+def test_tables_have_their_numbers_as_csv(page: Page) -> None:
+    for start, file in (("All clients", "clients.csv"), ("Every setting", "config.csv"), ("Megabytes", "bytes.csv")):
+        assert page.csv[file][1:] == page.table(start)
+
+
+def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
+    page = Page(all_page)
+    results = [read_result(folder) for folder in sorted(several.iterdir())]
+    table = compared(results)
+    assert page.headings[2:3] == ["Accuracy on glyphs"]
+    assert [word for word in page.headings if ", seed " in word] == [f"{r.method}, seed {r.seed}" for r in results]
+    assert page.headings.count("Confusion matrix at the end") == 4
+    assert "Headline numbers of the best on average, " in page.headings[1]
+    rows = page.table("All experiments")
+    for row, expected in zip(rows, table.rows, strict=True):
+        assert row[:5] == [expected.method, "2", *percents(list(expected.curve))]
+        assert row[5].startswith(f"{100 * mean(expected.averages):.1f} ± ")
+    assert rows[0][7] == f"{100 * (table.rows[0].improvement or 0.0):+.1f}"
+    assert rows[1][7:] == ["-", "-"]
+    kinds = [given.get("class") for _, given in page.tags]
+    assert (kinds.count("curve"), kinds.count("band")) == (2, 2)
+    assert page.csv["comparison.csv"][1:] == rows
+    assert not [given for tag, given in page.tags if tag == "details" and "open" in given]
+
+
+def test_the_legend_tells_more_curves_apart_than_there_are_colours() -> None:
+    chart = svg.curves({f"method {i}": [[50.0, 40.0]] for i in range(12)}, [2, 4], "classes seen", "accuracy")
+    lines = re.findall(r'<polyline points="[^"]*" (style="[^"]*")', chart)
+    marks = re.findall(r"<span>(.*?)method \d+</span>", chart)
+    assert (len(set(lines)), len(set(marks))) == (12, 12)
+
+
+def test_the_same_run_twice_counts_once(several: Path, run: Path, tmp_path: Path) -> None:
+    page = Page(written(tmp_path / "report.html", several, run))
+    assert len([word for word in page.headings if ", seed " in word]) == 4
+
+
+def test_runs_of_different_numbers_of_tasks(run: Path, tmp_path: Path) -> None:
+    """As in a folder in which somebody keeps everything."""
+    play(tmp_path / "two", 1, {"name": "fedavg"}, tasks=2)
+    page = Page(written(tmp_path / "report.html", run, tmp_path / "two"))
+    assert len([word for word in page.headings if ", seed 1" in word]) == 2
+
+
+def test_runs_on_different_data_sets(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    write_result(tmp_path / "other", replace(read_result(run), dataset="digits", experiment="x"))
+    page = Page(written(tmp_path / "report.html", run, tmp_path / "other"))
+    assert [word for word in page.headings if word.startswith("Accuracy on")] == [
+        "Accuracy on glyphs",
+        "Accuracy on digits",
+    ]
+
+
+def test_a_single_task_has_nothing_to_forget(tmp_path: Path) -> None:
+    page = Page(written(tmp_path / "report.html", play(tmp_path / "run", 1, {"name": "fedavg"}, tasks=1)))
+    assert "Forgetting" not in page.headings
+    assert "Confusion matrix at the end" in page.headings
+
+
+@pytest.mark.parametrize(
+    ("gone", "sections"),
+    [
+        (["plan.json"], {"Who is left behind?", "Config"}),
+        (["plan.json", "config.toml", "prototypes.png", "exemplars.png"], {"Who is left behind?"}),
+    ],
+)
+def test_records_that_travel_alone_give_a_page(run: Path, tmp_path: Path, gone: list[str], sections: set[str]) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for name in gone:
+        (tmp_path / "run" / name).unlink()
+    page = Page(written(tmp_path / "report.html", tmp_path / "run"))
+    assert {*page.headings} & {"Who is left behind?", "Config"} == sections
+    assert "All clients" not in page.tables
+    assert "Detector" in page.headings
+
+
+def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="holds no finished run; give the folder of a run, or of several"):
+        write_report([tmp_path], tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="session")
+def evil_page(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """The page of a federation of folders with such names."""
+    where = tmp_path_factory.mktemp("evil")
+    glyphs = load_data(load_config(SMALL).data)
+    top = where / EVIL[2]
+    for i, client in enumerate((EVIL[1], "north")):
+        for c, name in enumerate((EVIL[0], "b", "c", "d")):
+            folder = top / "clients" / client / name
+            folder.mkdir(parents=True)
+            for k, row in enumerate(glyphs.train.by_class[c][6 * i : 6 * i + 6].tolist()):
+                Image.fromarray(glyphs.train.images[row].permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
+    settings = {
+        "data": {"name": f"folder:{top}", "size": 16},
+        "plan": {"tasks": 2, "selected": 2, "rounds": 2, "memory": 8},
+        "train": SMALL["train"],
+        "method": LGA,
+    }
+    return written(where / "report.html", run_to_folder(load_config(settings), where / "run").folder)
+
+
+def test_names_are_shown_and_never_run(evil_page: Path) -> None:
+    page = Page(evil_page)
+    for tag, given in page.tags:
+        assert not [key for key in given if key.startswith("on")], tag
+        assert tag != "b" or not given
+    assert [given for tag, given in page.tags if tag == "script"] == [{}]
+    assert page.table("classes.csv")[0][0] == EVIL[0]
+    assert EVIL[1] in {row[0] for row in page.table("All clients")}
+    assert any(word.startswith("Accuracy on folder:") and word.endswith(EVIL[2]) for word in page.headings)
+    assert page.csv["confusion.csv"][0][1] == EVIL[0]
+
+
+# in a browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SECONDS = 60  # for anything that a browser is asked
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+
+
+class Browser:
+    """A headless Chromium that is driven as a person would: by mouse and keys. It talks by the DevTools protocol, JSON
+    with a zero after each message, through the two pipes that it is given as files 3 and 4."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("in", "out"):
+            os.mkfifo(folder / name)
+        flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", "--remote-debugging-pipe", "about:blank"]
+        with open(folder / "log", "w") as log:
+            self._process = subprocess.Popen(
+                ["sh", "-c", 'exec "$@" 3<in 4>out', "sh", str(CHROMIUM), *flags], cwd=folder, stdout=log, stderr=log
+            )
+        self._in, self._out = open(folder / "in", "wb", buffering=0), open(folder / "out", "rb", buffering=0)  # noqa: SIM115
+        self._buffer, self._count, self._session = b"", 0, ""
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for room in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{room}.enable")
+
+    def _message(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"Chromium has said nothing for {SECONDS} s"
+            more = self._out.read(1 << 20)
+            assert more, "Chromium has gone"
+            self._buffer += more
+        text, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        if "method" in message:
+            self.events.append(message)
+        return message
+
+    def call(self, method: str, **given: Any) -> dict[str, Any]:
+        self._count += 1
+        where = {"sessionId": self._session} if self._session else {}
+        self._in.write(json.dumps({"id": self._count, "method": method, "params": given, **where}).encode() + b"\0")
+        deadline = time.monotonic() + SECONDS
+        while (answer := self._message(deadline)).get("id") != self._count:
+            pass
+        assert "error" not in answer, answer
+        found: dict[str, Any] = answer["result"]
+        return found
+
+    def open(self, file: Path, width: int = 1280, height: int = 900) -> None:
+        """Shows a page that has loaded."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.events.clear()
+        self.call("Page.navigate", url=file.as_uri())
+        deadline = time.monotonic() + SECONDS
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self._message(deadline)
+
+    def ask(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def press(self, key: str, code: int, text: str = "") -> None:
+        about = {"key": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def click(self, element: str) -> None:
+        """Clicks into the middle of what an expression names."""
+        middle = "(b => [b.x + b.width / 2, b.y + b.height / 2])(e.getBoundingClientRect())"
+        x, y = self.ask(f"(e => {{ e.scrollIntoView({{block: 'center'}}); return {middle}; }})({element})")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """Errors of the page, and what it would have a user see or fetch."""
+        found = []
+        for event in self.events:
+            given = event["params"]
+            error = given.get("type") in ("error", "assert") or given.get("entry", {}).get("level") == "error"
+            url = given.get("request", {}).get("url", "file:")
+            if (
+                event["method"] in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening")
+                or (event["method"] in ("Runtime.consoleAPICalled", "Log.entryAdded") and error)
+                or (event["method"] == "Network.requestWillBeSent" and not url.startswith(("file:", "data:")))
+            ):
+                found.append(event)
+        return found
+
+    def close(self) -> None:
+        self._session = ""
+        try:
+            self.call("Browser.close")
+            self._process.wait(timeout=SECONDS)
+        finally:
+            self._process.kill()
+            self._in.close()
+            self._out.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    found = Browser(tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("name", ["one_page", "all_page", "evil_page"])
+def test_a_page_loads_without_a_complaint(browser: Browser, name: str, request: pytest.FixtureRequest) -> None:
+    browser.open(request.getfixturevalue(name))
+    assert browser.ask("document.querySelectorAll('table.sortable button').length") > 10
+    assert browser.ask("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    assert browser.ask("document.querySelectorAll('[onerror], [onload]').length") == 0
+    assert browser.complaints() == []
+
+
+def test_complaints_are_noticed(browser: Browser, tmp_path: Path) -> None:
+    """So that a page without any is known to have none."""
+    (tmp_path / "bad.html").write_text("<img src=x onerror='throw 1'><script>console.error('no')</script>")
+    browser.open(tmp_path / "bad.html")
+    assert {event["method"] for event in browser.complaints()} >= {
+        "Runtime.consoleAPICalled",
+        "Runtime.exceptionThrown",
+    }
+
+
+CLIENTS = "document.querySelector('table[aria-label=\"All clients\"]')"
+BUTTON = f"{CLIENTS}.tHead.rows[0].cells[%d].firstElementChild"
+
+
+def column(browser: Browser, table: str, index: int) -> list[str]:
+    found: list[str] = browser.ask(f"[...{table}.tBodies[0].rows].map(row => row.cells[{index}].textContent)")
+    return found
+
+
+def sorted_as(browser: Browser, table: str) -> list[str]:
+    """What each column says about its order."""
+    found: list[str] = browser.ask(f"[...{table}.tHead.rows[0].cells].map(cell => cell.getAttribute('aria-sort'))")
+    return found
+
+
+def test_tables_sort_by_a_click(browser: Browser, one_page: Path) -> None:
+    browser.open(one_page)
+    before = column(browser, CLIENTS, 3)
+    numbers = sorted(map(float, before))
+    browser.click(BUTTON % 3)
+    assert [float(cell) for cell in column(browser, CLIENTS, 3)] == numbers
+    assert sorted_as(browser, CLIENTS) == ["none", "none", "none", "ascending"]
+    browser.click(BUTTON % 3)
+    assert [float(cell) for cell in column(browser, CLIENTS, 3)] == numbers[::-1]
+    assert sorted_as(browser, CLIENTS) == ["none", "none", "none", "descending"]
+    browser.click(BUTTON % 0)
+    assert column(browser, CLIENTS, 0) == [f"client {number}" for number in range(9)]
+    assert sorted_as(browser, CLIENTS) == ["ascending", "none", "none", "none"]
+    assert browser.complaints() == []
+
+
+def test_tables_sort_by_the_keyboard(browser: Browser, one_page: Path) -> None:
+    browser.open(one_page)
+    numbers = sorted(map(float, column(browser, CLIENTS, 3)))
+    browser.ask(f"({BUTTON % 2}).focus()")
+    browser.press("Tab", 9)
+    assert browser.ask(f"document.activeElement === {BUTTON % 3}")
+    browser.press("Enter", 13, "\r")
+    assert [float(cell) for cell in column(browser, CLIENTS, 3)] == numbers
+    browser.press(" ", 32, " ")
+    assert [float(cell) for cell in column(browser, CLIENTS, 3)] == numbers[::-1]
+    assert browser.ask(f"document.activeElement === {BUTTON % 3}")  # the place is kept
+    assert browser.ask(f"getComputedStyle({BUTTON % 3}).outlineStyle") == "solid"  # and seen
+
+
+def test_figures_with_deviations_sort_as_numbers(browser: Browser, all_page: Path) -> None:
+    browser.open(all_page)
+    table = "document.querySelector('table[aria-label^=\"All experiments\"]')"
+    averages = sorted(float(cell.split()[0]) for cell in column(browser, table, 5))
+    browser.click(f"{table}.tHead.rows[0].cells[5].firstElementChild")
+    assert [float(cell.split()[0]) for cell in column(browser, table, 5)] == averages
+    browser.click(f"{table}.tHead.rows[0].cells[7].firstElementChild")
+    assert column(browser, table, 7)[-1] == "-"  # the reference has none
+
+
+def test_runs_open_by_the_keyboard(browser: Browser, all_page: Path) -> None:
+    browser.open(all_page)
+    first = "document.querySelector('details.run')"
+    assert browser.ask(f"{first}.open") is False
+    browser.ask(f"{first}.firstElementChild.focus()")
+    browser.press("Enter", 13, "\r")
+    assert browser.ask(f"{first}.open") is True
+
+
+@pytest.mark.parametrize("name", ["one_page", "all_page", "evil_page"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_fits_its_screen(
+    browser: Browser, name: str, width: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    browser.open(request.getfixturevalue(name), width, 844)
+    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert browser.ask("innerWidth") == width
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    picture = tmp_path / f"{width}.png"
+    picture.write_bytes(base64.b64decode(browser.call("Page.captureScreenshot")["data"]))
+    with Image.open(picture) as image:
+        assert image.size == (width, 844)
+        pixels = np.asarray(image.convert("L"))
+    assert len(np.unique(pixels)) > 50
+    assert 0.005 < np.mean(pixels < 128) < 0.5  # ink on paper
+
+
+def test_dark_for_those_who_want_it(browser: Browser, one_page: Path) -> None:
+    browser.open(one_page)
+    shades = {}
+    for scheme in ("light", "dark"):
+        wanted = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.call("Emulation.setEmulatedMedia", features=wanted)
+        colours = browser.ask("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+        shades[scheme] = [sum(map(int, colour.strip("rgb()").split(","))) for colour in colours]
+    browser.call("Emulation.setEmulatedMedia", features=[])
+    assert shades["light"][0] > 600 > 300 > shades["light"][1]
+    assert shades["dark"][0] < 300 < 600 < shades["dark"][1]
