@@ -63,6 +63,13 @@ def test_the_grid_has_every_method_with_every_seed(small: Settings) -> None:
     assert found == [("fedavg", 1, True), ("fedavg", 2, True), ("lga", 1, False), ("lga", 2, False)]
 
 
+def test_a_setting_of_one_is_not_taken_for_a_switch(small: Settings) -> None:
+    """The names by which experiments are told apart in every table."""
+    specs = parse_specs("lga[perturb_steps=1],lga[cbl=false],fedavg[replay=true]")
+    configs = grid(lambda settings: load_config(small, settings), specs, [1])
+    assert [config.method.label for config in configs] == ["lga perturb_steps=1", "lga w/o cbl", "fedavg replay"]
+
+
 def config_of(small: Settings, seed: int, **method: Any) -> Config:
     return load_config({**small, "seed": seed, "method": method or {"name": "fedavg"}})
 
