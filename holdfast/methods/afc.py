@@ -1,7 +1,6 @@
 """AFC (Kang et al., 2022, Class-Incremental Learning by Knowledge Distillation with Adaptive Feature Consolidation)."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -9,12 +8,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.local import Batch, Local
 from holdfast.federation.messages import Extras
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
-from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.methods.base import STRICT, Losses
 from holdfast.models import BACKBONES
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec
@@ -34,7 +32,7 @@ class ImportantModel(ProxyModel):
 
 
 @dataclass(frozen=True, config=STRICT)
-class AFC(Method):
+class AFC(shared.ProxyMethod):
     """PODNet's classifier, and a distillation that holds a channel the more, the more the loss depends on it: the
     importance of a channel is the sum over images of its squared gradient, over the layer's mean, found anew after
     each task. Federated: after a task's last round its clients fine-tune the classifier as in PODNet and then pass over
@@ -45,32 +43,12 @@ class AFC(Method):
     about: ClassVar[str] = "AFC (Kang et al., 2022): distillation weighted by each channel's importance, proxies"
 
     strength: float = Field(default=4.0, ge=0, description="weight of the distillation of maps")
-    tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
-    tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
-    clamp: float = Field(default=5.0, gt=0, description="largest entry of a gradient that is let through")
-
-    @property
-    def preset(self) -> Preset:
-        return replace(CE, weight_decay=5e-4)
-
-    @property
-    def keeps_memory(self) -> bool:
-        return True
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return ImportantModel(spec, rng)
 
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
-
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        return shared.old_blocks(model) | {n for n in model.state_dict() if n.startswith("importance")}
-
-    def begin_task(self, local: Local) -> Extras:
-        return shared.class_sums(local, local.data)
-
-    def stages(self, local: Local) -> Iterable[Stage]:
-        yield replace(shared.stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
+        return super().fixed(model) | {n for n in model.state_dict() if n.startswith("importance")}
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         assert isinstance(local.model, ImportantModel)

@@ -1,25 +1,23 @@
 """PODNet (Douillard et al., 2020, Pooled Outputs Distillation for Small-Tasks Incremental Learning)."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from holdfast.federation.local import Batch, Local, Preset, Stage
+from holdfast.federation.local import Batch, Local
 from holdfast.federation.messages import Extras
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import nca, pod_flat, pod_spatial
 from holdfast.methods import shared
-from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.methods.base import STRICT, Losses
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 
 
 @dataclass(frozen=True, config=STRICT)
-class PODNet(Method):
+class PODNet(shared.ProxyMethod):
     """A classifier of ten proxies a class; distillation of the squared maps of all stages, summed over width and over
     height, and of the pooled features; after each task but the first all proxies are fine-tuned on the balanced
     memory. The shipped margin of the loss is taken from every class and so does nothing: it is left out. Federated:
@@ -33,32 +31,9 @@ class PODNet(Method):
 
     spatial: float = Field(default=3.0, ge=0, description="weight of the distillation of maps, lambda_c")
     flat: float = Field(default=1.0, ge=0, description="weight of the distillation of features, lambda_f")
-    tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
-    tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
-    clamp: float = Field(default=5.0, gt=0, description="largest entry of a gradient that is let through")
-
-    @property
-    def preset(self) -> Preset:
-        return replace(CE, weight_decay=5e-4)
-
-    @property
-    def keeps_memory(self) -> bool:
-        return True
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return ProxyModel(spec, rng)
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
-
-    def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        return shared.old_blocks(model)
-
-    def begin_task(self, local: Local) -> Extras:
-        return shared.class_sums(local, local.data)
-
-    def stages(self, local: Local) -> Iterable[Stage]:
-        yield replace(shared.stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         assert isinstance(local.model, ProxyModel)

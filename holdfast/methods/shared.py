@@ -1,14 +1,19 @@
 """What several methods do alike: class means of clients put together, and a classifier made of proxies."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Local, Stage
+from holdfast.federation.local import Local, Preset, Stage
 from holdfast.federation.messages import Extras
+from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import nca
+from holdfast.methods.base import CE, STRICT, Method
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel
 from holdfast.seeding import torch_generator
@@ -96,3 +101,32 @@ def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None
     tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors)]
     for name in (name for name in (tuned[0].tensors if tuned else ()) if name.startswith("blocks.")):
         model.get_parameter(name).data.copy_(mean_of(tuned, name))
+
+
+@dataclass(frozen=True, config=STRICT)
+class ProxyMethod(Method):
+    """What PODNet and AFC, which has PODNet's classifier, do alike."""
+
+    tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
+    tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
+    clamp: float = Field(default=5.0, gt=0, description="largest entry of a gradient that is let through")
+
+    @property
+    def preset(self) -> Preset:
+        return replace(CE, weight_decay=5e-4)
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        return old_blocks(model)
+
+    def begin_task(self, local: Local) -> Extras:
+        return class_sums(local, local.data)
+
+    def stages(self, local: Local) -> Iterable[Stage]:
+        yield replace(stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
