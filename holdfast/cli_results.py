@@ -68,12 +68,12 @@ def compare(
     def build(settings: list[tuple[str, Any]]) -> Config:
         return load_config(config, [*flags, *settings])
 
-    done = run_all(grid(build, parse_specs(methods), parse_seeds(seeds)), runs)
-    results = [run.result for run in done]
+    configs = grid(build, parse_specs(methods), parse_seeds(seeds))
+    labels = dict.fromkeys(config.method.label for config in configs)
+    if reference is not None and reference not in labels:
+        raise HoldfastError(f"--reference {reference!r} is none of the methods compared: {', '.join(labels)}")
+    results = [run.result for run in run_all(configs, runs)]
     table = comparison.compared(results, reference, measure)
-    if reference is not None and table.reference != reference:
-        known = ", ".join(row.method for row in table.rows)
-        raise HoldfastError(f"--reference {reference!r} is none of the methods compared: {known}")
     if picture:
         comparison_curves(results, picture)
     if save:
@@ -81,7 +81,7 @@ def compare(
         for kind, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
             write_atomic(save / f"comparison.{suffix}", WRITERS[kind](table).encode())
     if form == "text" and not as_json:
-        out.print(comparison.as_text(table))
+        out.print(comparison.as_text(table), width=max(out.width, 40 + 8 * len(table.seen)), crop=False)
     else:
         sys.stdout.write(WRITERS["json" if as_json else form](table))
 
@@ -117,9 +117,10 @@ def reproduce(
     for name in names:
         chosen = ITEMS[name]
         named = [one.strip() for one in methods.split(",")] if methods and methods != "all" else None
+        known_methods = list(dict.fromkeys(experiment.method for experiment in chosen.experiments))
         for one in named or ():
-            if one not in {experiment.method for experiment in chosen.experiments}:
-                raise HoldfastError(f"{name} has no method {one!r}; see 'holdfast reproduce list'")
+            if one not in known_methods and len(names) == 1:
+                raise HoldfastError(f"{name} has no method {one!r}; it has {', '.join(known_methods) or 'none'}")
         everything = [experiment.method for experiment in chosen.experiments] if methods == "all" else None
         wanted = chosen.wanted(scale, named or everything)
         numbers = parse_seeds(seeds)

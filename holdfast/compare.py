@@ -16,6 +16,8 @@ from holdfast.experiment import Overall, Run, plan_of, run_name, run_to_folder
 from holdfast.progress import progress_bar
 from holdfast.results.record import read_result
 
+ONE = r"\s*[\w-]+\s*(\[[^\[\]]*\]\s*)?"
+LIST = re.compile(f"{ONE}(,{ONE})*")
 SPEC = re.compile(r"\s*([\w-]+)\s*(?:\[(.*)\])?\s*")
 
 
@@ -29,15 +31,14 @@ class Spec:
 
 def parse_specs(text: str) -> list[Spec]:
     """Methods with commas between them; a bare key in brackets is a setting of the method."""
+    if not LIST.fullmatch(text):
+        raise HoldfastError(f"--methods {text!r} is not a list such as fedavg,lga[cbl=false]; see 'holdfast methods'")
     specs = []
     for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
         match = SPEC.fullmatch(part)
-        if match is None:
-            raise HoldfastError(f"--methods {text!r} is not a list such as fedavg,lga[cbl=false]")
+        assert match is not None
         pairs = [parse_setting(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
         specs.append(Spec(match[1], tuple((key if "." in key else f"method.{key}", value) for key, value in pairs)))
-    if not specs:
-        raise HoldfastError("--methods names no method; see 'holdfast methods'")
     return specs
 
 

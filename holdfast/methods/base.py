@@ -41,13 +41,11 @@ class Method:
         """The name with those hyper-parameters that are not at their defaults."""
         known: dict[str, FieldInfo] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         changed = {key: getattr(self, key) for key, info in known.items() if getattr(self, key) != info.default}
-        words = {True: "{key}", False: "w/o {key}"}
-        return " ".join(
-            [
-                self.name,
-                *(words.get(value, "{key}={value}").format(key=key, value=value) for key, value in changed.items()),
-            ]
-        )
+        words = [
+            key if value is True else f"w/o {key}" if value is False else f"{key}={value}"
+            for key, value in changed.items()
+        ]
+        return " ".join([self.name, *words])
 
     @property
     def preset(self) -> Preset:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import mean, stdev
@@ -32,7 +32,7 @@ class Row:
 
     method: str
     seeds: tuple[int, ...]
-    curve: tuple[float, ...]  # after each task, the mean over seeds
+    curve: Mapping[int, float]  # classes seen -> the mean over seeds
     averages: tuple[float, ...]  # over tasks, one a seed
     improvement: float | None = None  # of the reference over this one, on the seeds of both
     chance: float | None = None  # the probability of such a difference if there were none; corrected for their number
@@ -52,9 +52,11 @@ class Comparison:
     rows: tuple[Row, ...]
     reference: str
 
-    def best(self, column: int) -> float:
-        """The best figure of a column of the curve; -1: of the averages."""
-        return max(mean(row.averages) if column < 0 else row.curve[column] for row in self.rows)
+    def best(self, seen: int | None) -> float:
+        """The best figure after so many classes; of the averages, if no number is given."""
+        if seen is None:
+            return max(mean(row.averages) for row in self.rows)
+        return max(row.curve[seen] for row in self.rows if seen in row.curve)
 
 
 def compared(results: Sequence[Result], reference: str | None = None, measure: str = "accuracy") -> Comparison:
@@ -69,11 +71,12 @@ def compared(results: Sequence[Result], reference: str | None = None, measure: s
     for name, seeds in zip(names, experiments.values(), strict=True):
         curves = [_curve(seeds[seed], measure) for seed in sorted(seeds)]
         averages = tuple(mean(curve) for curve in curves)
-        rows.append(Row(name, tuple(sorted(seeds)), tuple(map(mean, zip(*curves, strict=True))), averages))
+        seen = accumulate(next(iter(seeds.values())).task_sizes)
+        curve = dict(zip(seen, map(mean, zip(*curves, strict=True)), strict=True))
+        rows.append(Row(name, tuple(sorted(seeds)), curve, averages))
     chosen = next((row for row in rows if row.method == reference), rows[-1])
-    first = results[0]
-    tested = _tested(rows, chosen)
-    return Comparison(first.dataset, measure, tuple(accumulate(first.task_sizes)), tuple(tested), chosen.method)
+    columns = tuple(sorted({seen for row in rows for seen in row.curve}))
+    return Comparison(results[0].dataset, measure, columns, tuple(_tested(rows, chosen)), chosen.method)
 
 
 def _curve(result: Result, measure: str) -> list[float]:
@@ -133,8 +136,8 @@ def _cells(table: Comparison, bold: tuple[str, str]) -> list[list[str]]:
 
     lines = []
     for row in table.rows:
-        cells = [mark(v, table.best(i), percent(v)) for i, v in enumerate(row.curve)]
-        average = mark(mean(row.averages), table.best(-1), spread(row.averages))
+        cells = [mark(row.curve[s], table.best(s), percent(row.curve[s])) if s in row.curve else "" for s in table.seen]
+        average = mark(mean(row.averages), table.best(None), spread(row.averages))
         better = "-" if row.improvement is None else f"{100 * row.improvement:+.1f}{' *' if row.real else ''}"
         lines.append([row.method, str(len(row.seeds)), *cells, average, better])
     return lines
@@ -152,7 +155,8 @@ def note(table: Comparison) -> str:
 
 def as_text(table: Comparison) -> Table:
     title = f"{table.dataset}: {table.measure} in %, mean over seeds (± standard deviation)"
-    view = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=note(table))
+    caption = escape(note(table))
+    view = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption)
     for i, column in enumerate(_head(table)):
         view.add_column(column, justify="right" if i else "left", no_wrap=True)
     for line in _cells(table, ("[bold]", "[/bold]")):
@@ -172,14 +176,18 @@ def as_latex(table: Comparison) -> str:
     """A booktabs table."""
 
     def line(cells: Sequence[str]) -> str:
-        return (
-            " & ".join(cell.replace("%", r"\%").replace("#", r"\#").replace("±", r"$\pm$") for cell in cells) + r" \\"
-        )
+        return " & ".join(map(_latex, cells)) + r" \\"
 
     columns = "lr" + "r" * (len(table.seen) + 2)
     body = [line(cells) for cells in _cells(table, (r"\textbf{", "}"))]
     parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_head(table)), r"\midrule", *body, r"\bottomrule"]
     return "\n".join([*parts, r"\end{tabular}", f"% {note(table)}"]) + "\n"
+
+
+def _latex(cell: str) -> str:
+    for sign in "%#_&":
+        cell = cell.replace(sign, f"\\{sign}")
+    return cell.replace("±", r"$\pm$")
 
 
 def as_csv(table: Comparison) -> str:
@@ -188,7 +196,7 @@ def as_csv(table: Comparison) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*_head(table)[:-1], "standard deviation", "improvement", "p"])
     for row in table.rows:
-        curve = [100 * value for value in row.curve]
+        curve = [100 * row.curve[seen] if seen in row.curve else "" for seen in table.seen]
         deviation = 100 * stdev(row.averages) if len(row.averages) > 1 else ""
         better = "" if row.improvement is None else 100 * row.improvement
         chance = "" if row.chance is None else row.chance
@@ -201,7 +209,7 @@ def as_json(table: Comparison) -> dict[str, Any]:
         {
             "method": row.method,
             "seeds": list(row.seeds),
-            "curve": list(row.curve),
+            "curve": [row.curve.get(seen) for seen in table.seen],
             "averages": list(row.averages),
             "average": mean(row.averages),
             "standard_deviation": stdev(row.averages) if len(row.averages) > 1 else None,

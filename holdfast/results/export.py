@@ -32,7 +32,7 @@ def write_csv(run: Path, file: Path) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: f"{value:.10g}" for name, value in line.items()} for line in lines)
+    writer.writerows({name: f"{value:.12g}" for name, value in line.items()} for line in lines)
     write_atomic(file, text.getvalue().encode())
 
 

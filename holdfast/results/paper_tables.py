@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from holdfast.federation.traffic import by_task
+from holdfast.files import write_atomic
 from holdfast.reproduce import Experiment, Item, Scale, config_of, stand_in
 from holdfast.results import paper, plots
 from holdfast.results.comparison import MEASURES, spread
@@ -240,11 +241,24 @@ def page_of(
         rest = f"\nNot run here: {', '.join(missing)}; `{command} --methods all`.\n" if missing else ""
         page = f"{heading} In brackets: as published.\n\n{body}{rest}"
         return page, None, as_csv(curve_rows(item, runs, ("accuracy", "f1", "recall")))
-    page = f"{heading} {NOTES[item.name]}\n\n![{item.title}]({item.name}.png)\n"
-    measures = ("accuracy", "f1", "recall")
-    rows = None if item.name == "fig5" else as_csv(curve_rows(item, runs, measures))
+    draws = _drawing(item, runs)
+    stands = "" if scale == "paper" else _stand_ins(item)
+    picture = f"![{item.title}]({item.name}.png)" if draws else "Nothing has been run for it yet."
+    page = f"{heading} {NOTES[item.name]}{stands}\n\n{picture}\n"
+    rows = None if item.name == "fig5" else as_csv(curve_rows(item, runs, ("accuracy", "f1", "recall")))
+    return page, draws, rows
+
+
+def _stand_ins(item: Item) -> str:
+    wanted = [one for one in item.experiments if one.tasks in item.mini_tasks]
+    pairs = dict.fromkeys(f"{TITLES[one.dataset]}, T = {one.tasks}: {stand_in(one).about}" for one in wanted)
+    return f" Stand-in data: {'; '.join(pairs)}."
+
+
+def _drawing(item: Item, runs: Runs) -> Callable[[Path], None] | None:
+    """What draws the figure, if there is anything to draw."""
     if item.name == "fig5":
-        sheet = next((folder / "prototypes.png" for found in runs.values() for folder in found.folders), None)
-        copy = (lambda file: file.write_bytes(sheet.read_bytes())) if sheet and sheet.exists() else None
-        return page, copy, rows
-    return page, lambda file: draw(item, runs, file), rows
+        sheets = [folder / "prototypes.png" for found in runs.values() for folder in found.folders]
+        sheet = next((file for file in sheets if file.exists()), None)
+        return None if sheet is None else lambda file: write_atomic(file, sheet.read_bytes())
+    return (lambda file: draw(item, runs, file)) if runs else None

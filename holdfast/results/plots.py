@@ -46,7 +46,7 @@ def accuracy_curve(result: Result, file: Path) -> None:
     for x, a in zip(seen, result.accuracy_after_task, strict=True):
         axes.annotate(f"{100 * a:.1f}", (x, 100 * a), textcoords="offset points", xytext=(0, 8), ha="center", color=INK)
     axes.set(xlabel="classes seen", ylabel="accuracy in %", ylim=(0, 105), xticks=seen)
-    axes.set_title(f"{result.method} on {result.dataset}, seed {result.seed}", loc="left")
+    axes.set_title(f"{result.method} on {_short(result.dataset)}, seed {result.seed}", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left")
     _save(figure, file)
@@ -74,7 +74,7 @@ def comparison_curves(results: Sequence[Result], file: Path) -> None:
         )
     ticks = sorted({classes for result in results for classes in accumulate(result.task_sizes)})
     axes.set(xlabel="classes seen", ylabel="accuracy in %", ylim=(0, 105), xticks=ticks)
-    axes.set_title(", ".join(sorted({result.dataset for result in results})), loc="left")
+    axes.set_title(_short(", ".join(sorted({result.dataset for result in results}))), loc="left")
     axes.margins(x=0.08)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left")
@@ -203,6 +203,11 @@ def prototype_sheet(columns: Sequence[tuple[str, Sequence[np.ndarray]]], file: P
         axes.set_ylabel(word, rotation=0, ha="right", va="center", fontsize=8, color=INK)
     figure.subplots_adjust(left=1.0 / figure.get_figwidth(), right=0.99, top=0.9, bottom=0.01, wspace=0.06, hspace=0.06)
     _save(figure, file)
+
+
+def _short(text: str) -> str:
+    """As much of a name as a picture has room for; a folder's end says more than its beginning."""
+    return text if len(text) <= 40 else f"…{text[-39:]}"
 
 
 def _save(figure: "Figure", file: Path) -> None:

@@ -26,9 +26,13 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def curves(series: Mapping[str, Sequence[Sequence[float]]], across: Sequence[float], x_label: str, label: str) -> str:
-    """Percentages over `across`: for each name the mean over runs, and the band from the least to the largest."""
+Series = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]  # where, and a curve for each run
+
+
+def curves(series: Series, x_label: str, label: str) -> str:
+    """Percentages: for each name the mean over runs, and the band from the least to the largest."""
     width, height, left, bottom, top = 640.0, 320.0, 44.0, 40.0, 12.0
+    across = sorted({x for places, _ in series.values() for x in places})
     low, high = min(across), max(across)
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -39,17 +43,17 @@ def curves(series: Mapping[str, Sequence[Sequence[float]]], across: Sequence[flo
     for tick in range(0, 101, 20):
         _, y = at(low, tick)
         parts.append(_line(left, y, width - 16, y, "grid") + _text(left - 6, y + 4, str(tick), "end"))
-    ticks = list(across) if len(across) <= 12 else list(across)[:: -(-len(across) // 12)]
+    ticks = across if len(across) <= 12 else across[:: -(-len(across) // 12)]
     parts += [_text(at(x, 0)[0], height - bottom + 18, f"{x:g}") for x in ticks]
     parts.append(_text((left + width) / 2, height - 4, x_label))
-    for i, runs in enumerate(series.values()):
+    for i, (places, runs) in enumerate(series.values()):
         columns = list(zip(*runs, strict=True))
         if len(runs) > 1:
-            edge = [at(x, max(c)) for x, c in zip(across, columns, strict=True)]
-            edge += [at(x, min(c)) for x, c in reversed(list(zip(across, columns, strict=True)))]
+            edge = [at(x, max(c)) for x, c in zip(places, columns, strict=True)]
+            edge += [at(x, min(c)) for x, c in reversed(list(zip(places, columns, strict=True)))]
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
             parts.append(f'<polygon points="{points}" style="fill:{colour(i)}" class="band"/>')
-        line = [at(x, mean(c)) for x, c in zip(across, columns, strict=True)]
+        line = [at(x, mean(c)) for x, c in zip(places, columns, strict=True)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
         dash = "" if i < SERIES else ";stroke-dasharray:7 4"  # there are more curves than colours
         parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash}" class="curve"/>')
@@ -57,10 +61,15 @@ def curves(series: Mapping[str, Sequence[Sequence[float]]], across: Sequence[flo
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour(i)}"><title>{mean(c):.1f} %</title></circle>'
             for (x, y), c in zip(line, columns, strict=True)
         ]
-    legend = "".join(
-        f'<span><i style="background:{colour(i)}"></i>{escape(name)}</span>' for i, name in enumerate(series)
-    )
+    legend = "".join(f"<span>{_mark(i)}{escape(name)}</span>" for i, name in enumerate(series))
     return _frame(width, height, label, "".join(parts)) + (f'<p class="legend">{legend}</p>' if len(series) > 1 else "")
+
+
+def _mark(index: int) -> str:
+    """A dot in the colour of a series; hollow for those whose curve is dashed."""
+    if index < SERIES:
+        return f'<i style="background:{colour(index)}"></i>'
+    return f'<i style="border:3px dashed {colour(index)}"></i>'
 
 
 def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequence[int] | None = None) -> str:

@@ -161,4 +161,7 @@ def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
+    if value is None:
+        return "-"
+    text = f"{100 * value:.1f}"
+    return "0.0" if text == "-0.0" else text

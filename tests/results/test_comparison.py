@@ -64,9 +64,9 @@ def test_figures_are_means_over_seeds() -> None:
     assert (table.dataset, table.seen, table.reference) == ("glyphs", (2, 4), "lga")
     fedavg, lga = table.rows
     assert fedavg.seeds == (1, 2, 3)
-    assert fedavg.curve == pytest.approx((0.8, 0.4))
+    assert fedavg.curve == pytest.approx({2: 0.8, 4: 0.4})
     assert fedavg.averages == pytest.approx((0.6, 0.65, 0.55))
-    assert lga.curve == pytest.approx((0.85, 0.5))
+    assert lga.curve == pytest.approx({2: 0.85, 4: 0.5})
     facts = as_json(table)["rows"][0]
     assert facts["average"] == pytest.approx(0.6)
     assert facts["standard_deviation"] == pytest.approx(np.std([0.6, 0.65, 0.55], ddof=1))
@@ -155,8 +155,8 @@ def test_experiments_of_one_name_are_told_apart_and_a_seed_counts_once() -> None
 def test_other_measures() -> None:
     curves = {"macro_f1": [0.5, 0.25], "macro_recall_batchwise128": [0.1, 0.2]}
     runs = [result("lga", seed, 0.9, 0.8, curves=curves) for seed in (1, 2)]
-    assert compared(runs, measure="f1").rows[0].curve == (0.5, 0.25)
-    assert compared(runs, measure="recall-batchwise128").rows[0].curve == (0.1, 0.2)
+    assert compared(runs, measure="f1").rows[0].curve == {2: 0.5, 4: 0.25}
+    assert compared(runs, measure="recall-batchwise128").rows[0].curve == {2: 0.1, 4: 0.2}
     with pytest.raises(HoldfastError, match="the run of lga, seed 1, has no recall;"):
         compared(runs, measure="recall")
     with pytest.raises(HoldfastError, match="the run of lga, seed 2, has no f1;"):
@@ -230,7 +230,7 @@ def test_csv_has_all_figures_in_full(table: Comparison) -> None:
     assert list(rows[0]) == ["method", "seeds", "2", "4", "average", "standard deviation", "improvement", "p"]
     assert [row["method"] for row in rows] == list(NAMES)
     for line, row in zip(rows, table.rows, strict=True):
-        assert [float(line["2"]), float(line["4"])] == [100 * value for value in row.curve]
+        assert [float(line["2"]), float(line["4"])] == [100 * value for value in row.curve.values()]
         assert float(line["average"]) == pytest.approx(100 * mean(row.averages))
         assert float(line["standard deviation"]) == pytest.approx(100 * stdev(row.averages))
     assert float(rows[0]["improvement"]) == pytest.approx(3.92)
@@ -249,7 +249,7 @@ def test_json(table: Comparison) -> None:
     assert facts["reference"] == "lga"
     for found, row in zip(facts["rows"], table.rows, strict=True):
         assert (found["method"], found["seeds"]) == (row.method, list(row.seeds))
-        assert (found["curve"], found["averages"]) == (list(row.curve), list(row.averages))
+        assert (found["curve"], found["averages"]) == (list(row.curve.values()), list(row.averages))
         assert (found["improvement"], found["p"], found["real"]) == (row.improvement, row.chance, row.real)
     assert [row["real"] for row in facts["rows"]] == [True, True, False]
 

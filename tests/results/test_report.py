@@ -286,7 +286,7 @@ def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
     assert "Headline numbers of the best on average, " in page.headings[1]
     rows = page.table("All experiments")
     for row, expected in zip(rows, table.rows, strict=True):
-        assert row[:5] == [expected.method, "2", *percents(list(expected.curve))]
+        assert row[:5] == [expected.method, "2", *percents(list(expected.curve.values()))]
         assert row[5].startswith(f"{100 * mean(expected.averages):.1f} ± ")
     assert rows[0][7] == f"{100 * (table.rows[0].improvement or 0.0):+.1f}"
     assert rows[1][7:] == ["-", "-"]
@@ -297,7 +297,7 @@ def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
 
 
 def test_the_legend_tells_more_curves_apart_than_there_are_colours() -> None:
-    chart = svg.curves({f"method {i}": [[50.0, 40.0]] for i in range(12)}, [2, 4], "classes seen", "accuracy")
+    chart = svg.curves({f"method {i}": ([2, 4], [[50.0, 40.0]]) for i in range(12)}, "classes seen", "accuracy")
     lines = re.findall(r'<polyline points="[^"]*" (style="[^"]*")', chart)
     marks = re.findall(r"<span>(.*?)method \d+</span>", chart)
     assert (len(set(lines)), len(set(marks))) == (12, 12)
