@@ -12,6 +12,7 @@ from rich.table import Table
 from holdfast.data.schedule import Plan
 from holdfast.results.record import Result
 
+REFERENCE = "lga"  # whose advantage over the others is shown
 NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
 
 
@@ -69,7 +70,8 @@ def by_data_set(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters."""
+    """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters; and,
+    if LGA is among them, what it has over each in points of average accuracy, paired by seed, ± standard error."""
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
@@ -77,6 +79,7 @@ def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
     groups.sort(key=lambda group: mean(r.average_accuracy for r in group))
     seen = sorted({classes for group in groups for classes in accumulate(group[0].task_sizes)})
     labels = [group[0].method for group in groups]
+    lga = {r.seed: r.average_accuracy for group in groups if group[0].method == REFERENCE for r in group}
     rows = []
     for group, label in zip(groups, labels, strict=True):
         after = zip(*(r.accuracy_after_task for r in group), strict=True)
@@ -89,8 +92,18 @@ def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
         # Two experiments of one method differ in some other setting: their numbers tell them apart.
         name = label if labels.count(label) == 1 else f"{label} #{group[0].experiment}"
         cells = [percent(at[classes]) if classes in at else "" for classes in seen]
-        rows.append([name, str(len(group)), *cells, *spread])
-    return ["method", "seeds", *map(str, seen), "average", "last", "forgotten"], rows
+        over = [lga[r.seed] - r.average_accuracy for r in group if r.seed in lga and label != REFERENCE]
+        rows.append([name, str(len(group)), *cells, *spread, *([_with_error(over)] if lga else [])])
+    head = ["method", "seeds", *map(str, seen), "average", "last", "forgotten"]
+    return [*head, f"{REFERENCE} over it"] if lga else head, rows
+
+
+def _with_error(differences: Sequence[float]) -> str:
+    """The mean of paired differences, ± its standard error."""
+    if not differences:
+        return ""
+    mean_of = f"{100 * mean(differences):+.1f}"
+    return mean_of if len(differences) < 2 else f"{mean_of} ± {percent(stdev(differences) / len(differences) ** 0.5)}"
 
 
 def _with_deviation(values: Sequence[float]) -> str:

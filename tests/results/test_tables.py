@@ -74,6 +74,15 @@ def test_different_experiments_stay_apart_and_each_value_under_its_classes() -> 
     ]
 
 
+def test_what_lga_has_over_the_others_is_paired_by_seed() -> None:
+    """0.8 - 0.7 and 0.7 - 0.4: 20 points, and a standard error of 10; the third seed has no partner."""
+    lga = [result(method="lga", experiment="l", seed=s, average_accuracy=a) for s, a in ((1, 0.8), (2, 0.7), (3, 0.1))]
+    others = [result(average_accuracy=0.7), result(seed=2, average_accuracy=0.4)]
+    columns, rows = comparison([*lga, *others])
+    assert columns[-1] == "lga over it"
+    assert {row[0]: row[-1] for row in rows} == {"lga": "", "fedavg": "+20.0 ± 10.0"}
+
+
 def test_markdown() -> None:
     assert markdown(["method", "x"], [["a", "1"]]) == "| method | x |\n| --- | ---: |\n| a | 1 |"
 
