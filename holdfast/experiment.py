@@ -92,7 +92,7 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
         federation = build_federation(config, data, plan)
         _prepare(folder, config)
         with only_writer(folder):
-            write_json(folder / "plan.json", {**plan.to_json(data.classes), "clients": data.clients})
+            write_json(folder / "plan.json", plan.to_json(data.classes, data.clients))
             checkpoints = Checkpoints(folder)
             counts = _play(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)

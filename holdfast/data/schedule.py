@@ -71,9 +71,10 @@ class Plan:
         """Every class that the client has met by this round."""
         return {c for arrival in self.arrivals[client] if arrival.round <= number for c in arrival.classes}
 
-    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """The plan as plain values for people: with class names, and rounds counted from 1."""
-        clients = [
+    def to_json(self, names: Sequence[str], clients: Sequence[str] = ()) -> dict[str, Any]:
+        """The plan as plain values for people: with the names of classes and (where they have any) of clients; rounds
+        are counted from 1."""
+        arrivals_of = [
             [
                 {
                     "round": a.round + 1,
@@ -88,7 +89,8 @@ class Plan:
             "class_names": list(names),
             "tasks": [list(task) for task in self.tasks],
             "starts": [number + 1 for number in self.starts],
-            "arrivals": clients,
+            "clients": list(clients),
+            "arrivals": arrivals_of,
             "selected": [list(chosen) for chosen in self.selected],
             "growths": [{"round": number + 1, "classes": list(classes)} for number, classes in self.growths],
             "groups": [list(groups) for groups in self.groups],

@@ -65,7 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_folder_is_complete(folder: Path) -> None:
     names = {file.name for file in (folder / "run").iterdir()}
-    assert names == {"config.toml", "plan.json", "record.jsonl", "result.json", "model.safetensors", "accuracy.png"}
+    pictures = {"accuracy.png", "exemplars.png"}
+    assert names == {"config.toml", "plan.json", "record.jsonl", "result.json", "model.safetensors", *pictures}
     assert load_config(folder / "run" / "config.toml").seed == 3
     with Image.open(folder / "run" / "accuracy.png") as picture:
         assert picture.width > 600
