@@ -31,7 +31,7 @@ from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves, phases_bar
 from holdfast.results.record import Result, read_result
 from holdfast.results.tables import (
-    by_data_set,
+    by_protocol,
     comparison,
     markdown,
     percent,
@@ -143,10 +143,10 @@ def show(
         print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
     elif as_markdown:
         print(
-            "\n\n".join(f"**{data}**\n\n{markdown(*comparison(some))}" for data, some in by_data_set(results).items())
+            "\n\n".join(f"**{data}**\n\n{markdown(*comparison(some))}" for data, some in by_protocol(results).items())
         )
     elif len(runs) > 1:
-        for data, some in by_data_set(results).items():
+        for data, some in by_protocol(results).items():
             out.print(rows_table(f"{data}: accuracy in %, mean (± standard deviation) over seeds", *comparison(some)))
     else:
         _show(results[0])

@@ -129,9 +129,13 @@ def prepare_(
 
 @data.command()
 def check(name: Name, path: PathOption = None, size: Size = None, root: Root = None, as_json: Json = False) -> None:
-    """Read every image, compare the cache with its checksums, and name what is wrong; exit code 2 if anything is."""
+    """Decode what is not decoded yet, compare archive and cache with their checksums, and name what is wrong (exit
+    code 2)."""
     use_root(root)
     settings = _settings(name, path, size)
+    place, known = Path(_here(name, path) or ""), source_of(name).download
+    if known is not None and place.name == known.file:
+        prepare.check_file(place, known)
     found = load_data(replace(settings, corrupt="skip"))
     entry = found.train.images.file and found.train.images.file.parent
     whole = entry is None or cache.is_whole(entry)

@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from rich.markdown import Markdown
 
 from holdfast.cli_data import Json, Root, out, use_root
 from holdfast.compare import grid, known_runs, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, load_config, parse_setting
+from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
 from holdfast.files import write_atomic
-from holdfast.reproduce import ITEMS, Scale, config_of, passes
+from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
 from holdfast.results import comparison
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.paper_tables import Found, page_of
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
-from holdfast.results.report import write_report
+from holdfast.results.report import runs_in, write_report
 from holdfast.results.tables import rows_table
 
 Format = Literal["text", "markdown", "latex", "csv", "json"]
@@ -69,9 +71,10 @@ def compare(
         return load_config(config, [*flags, *settings])
 
     configs = grid(build, parse_specs(methods), parse_seeds(seeds))
-    labels = dict.fromkeys(config.method.label for config in configs)
-    if reference is not None and reference not in labels:
-        raise HoldfastError(f"--reference {reference!r} is none of the methods compared: {', '.join(labels)}")
+    labels = [build([("method.name", spec.name), *spec.settings]).method.label for spec in parse_specs(methods)]
+    if reference is not None and labels.count(reference) != 1:
+        count = "none" if reference not in labels else "more than one"
+        raise HoldfastError(f"--reference {reference!r} is {count} of the methods compared: {', '.join(labels)}")
     results = [run.result for run in run_all(configs, runs)]
     table = comparison.compared(results, reference, measure)
     if picture:
@@ -112,7 +115,11 @@ def reproduce(
     for name in names:
         if name not in ITEMS:
             raise HoldfastError(f"there is no {name!r} to reproduce; {nearest(name, [*ITEMS, 'all', 'list'])}")
-    known = known_runs(runs)
+    if methods and methods != "all" and len(names) > 1:
+        everybody = {one.method for name in names for one in ITEMS[name].experiments}
+        for one in (word.strip() for word in methods.split(",")):
+            if one not in everybody:
+                raise HoldfastError(f"no table has a method {one!r}; {nearest(one, everybody)}")
     pages = []
     for name in names:
         chosen = ITEMS[name]
@@ -124,9 +131,11 @@ def reproduce(
         everything = [experiment.method for experiment in chosen.experiments] if methods == "all" else None
         wanted = chosen.wanted(scale, named or everything)
         numbers = parse_seeds(seeds)
+        needs = "prototypes.png" if name == "fig5" else None
         if not show:
-            run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs)
-            known = known_runs(runs)
+            wanted = _available(wanted, scale)
+            run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs, needs)
+        known = known_runs(runs, needs)
         found = {
             one: Found(tuple(there), tuple(read_result(folder) for folder in there))
             for one in chosen.experiments
@@ -147,29 +156,52 @@ def reproduce(
         print(json.dumps({"pages": pages}))
 
 
+def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
+    """Those whose data set is here; the others are named, and if there is none at all that is an error."""
+    missing: dict[str, HoldfastError] = {}
+    for one in wanted:
+        settings = config_of(one, scale, 0).data
+        if source_of(settings.name).patterns and one.dataset not in missing:
+            try:
+                place_of(settings)
+            except HoldfastError as error:
+                missing[one.dataset] = error
+    here = [one for one in wanted if one.dataset not in missing]
+    if wanted and not here:
+        raise next(iter(missing.values()))
+    for what in missing.values():
+        Console(stderr=True).print(f"left out: {what}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    return here
+
+
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
     to: Annotated[Path, typer.Option("--out", help="the HTML file")] = Path("report.html"),
+    as_json: Json = False,
 ) -> None:
     """Write one page that shows everything about a run, or several side by side; it opens without a network."""
-    write_report(runs, to)
-    print(to)
+    found = runs_in(runs)
+    write_report(found, to)
+    print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
 
 
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs")],
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
     to: Annotated[Path, typer.Option("--out", help="the folder to write to; a file or folder for each run")],
     form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
+    as_json: Json = False,
 ) -> None:
     """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
     to.mkdir(parents=True, exist_ok=True)
-    for run in runs:
-        name = run.resolve().name
+    found = [run.resolve() for run in runs_in(runs)]
+    names = [run.name for run in found]
+    files = []
+    for run in found:
+        name = run.name if names.count(run.name) == 1 else f"{run.parent.name}-{run.name}"
         if form == "csv":
             write_csv(run, to / f"{name}.csv")
-            print(to / f"{name}.csv")
-        else:
-            print(write_events(run, to / name))
+        files.append(to / f"{name}.csv" if form == "csv" else write_events(run, to / name))
+    print(json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files)))
 
 
 def _list_items(scale: Scale, as_json: bool) -> None:
@@ -177,20 +209,14 @@ def _list_items(scale: Scale, as_json: bool) -> None:
     facts = []
     for item in ITEMS.values():
         wanted = item.wanted(scale)
-        images = sum(passes(config_of(one, scale, 0)) for one in wanted)
-        facts.append({"item": item.name, "about": item.title, "runs_a_seed": len(wanted), "images_a_seed": images})
+        images, hours = sum(passes(config_of(one, scale, 0)) for one in wanted), _hours(wanted, scale)
+        facts.append((item.name, item.title, len(wanted), images, round(hours, 2)))
+    keys = ("item", "about", "runs_a_seed", "images_a_seed", "hours_a_seed")
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps([dict(zip(keys, line, strict=True)) for line in facts]))
         return
     rows = [
-        [
-            str(f["item"]),
-            str(f["about"]),
-            str(f["runs_a_seed"]),
-            f"{int(str(f['images_a_seed'])) / 1e6:.1f}",
-            _hours(int(str(f["images_a_seed"])), scale),
-        ]
-        for f in facts
+        [name, about, str(runs), f"{images / 1e6:.1f}", f"{hours:.1f}"] for name, about, runs, images, hours in facts
     ]
     out.print(
         rows_table("", ["item", "what it asks", "runs a seed", "million images trained on", "hours a seed"], rows)
@@ -199,12 +225,15 @@ def _list_items(scale: Scale, as_json: bool) -> None:
     out.print("Tables and figures share runs: what one has made the next does not make again.", highlight=False)
 
 
-SPEED = {"mini": 1.1e3, "paper": 2.5e3}  # images trained on a second, with teachers: measured here; assumed of a GPU
+SPEED = 1.1e3  # images trained on a second at mini scale, with teachers, by two cores; measured
+# Of ResNet-18 with a teacher at 20 TFLOP/s, by the operations that each image size takes (docs/performance.md).
+GPU_SPEED = {"cifar100": 4.5e3, "mini-imagenet": 8.4e3, "tiny-imagenet": 1.1e3, "imagenet": 1.4e3}
 COSTS = {
     "mini": "hours: on two cores like those of docs/performance.md.",
-    "paper": "hours: on one GPU of 20 TFLOP/s, as assumed in docs/performance.md, for 32 px; larger images cost more.",
+    "paper": "hours: on one GPU of 20 TFLOP/s, as assumed in docs/performance.md; nobody has measured them.",
 }
 
 
-def _hours(images: int, scale: Scale) -> str:
-    return f"{images / SPEED[scale] / 3600:.2g}"
+def _hours(wanted: list[Experiment], scale: Scale) -> float:
+    speeds = [SPEED if scale == "mini" else GPU_SPEED[one.dataset] for one in wanted]
+    return sum(passes(config_of(one, scale, 0)) / speed for one, speed in zip(wanted, speeds, strict=True)) / 3600

@@ -12,7 +12,7 @@ from rich.progress import TextColumn
 from holdfast.config import Config, load_config, parse_setting
 from holdfast.data.sources import load_data
 from holdfast.errors import HoldfastError
-from holdfast.experiment import Overall, Run, plan_of, run_name, run_to_folder
+from holdfast.experiment import Overall, Run, own_images, plan_of, run_name, run_to_folder
 from holdfast.progress import progress_bar
 from holdfast.results.record import read_result
 
@@ -50,20 +50,29 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def known_runs(folder: Path) -> dict[str, Path]:
-    """The complete runs anywhere below `folder`, by the name that their config has."""
+def known_runs(folder: Path, needs: str | None = None) -> dict[str, Path]:
+    """The complete runs anywhere below `folder`, by their config's name; only those with a file called `needs`."""
     known = {}
     for result in sorted(folder.rglob("result.json")):
+        if needs and not (result.parent / needs).exists():
+            continue
         with suppress(HoldfastError):  # a config of another version
             known[run_name(load_config(result.parent / "config.toml"))] = result.parent
     return known
 
 
-def run_all(configs: Sequence[Config], folder: Path) -> list[Run]:
-    """Plays every run that is not complete anywhere below `folder`, with one view of all of them."""
+def run_all(configs: Sequence[Config], folder: Path, needs: str | None = None) -> list[Run]:
+    """Plays every run that is not complete anywhere below `folder`, with one view of all of them; a run without a file
+    called `needs` is not complete."""
     unique = {run_name(config): config for config in configs}
-    known = known_runs(folder)
-    runs = {name: Run(known[name], read_result(known[name]), fresh=False) for name in unique if name in known}
+    known = known_runs(folder, needs)
+    runs = {
+        name: run_to_folder(config, known[name])
+        if own_images(config)
+        else Run(known[name], read_result(known[name]), False)
+        for name, config in unique.items()
+        if name in known
+    }
     unique = {name: config for name, config in unique.items() if name not in known}
     lengths = _lengths(unique)
     if not unique:

@@ -45,7 +45,8 @@ from holdfast.seeding import torch_generator
 
 WORKERS_A_GPU = 4  # a small network leaves most of a GPU idle
 WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core
-SHEET = 12  # prototypes on the sheet of a run
+SHEET = 12  # prototypes on the sheet of a run, and exemplars of a class
+SHEET_CLASSES = 25  # the newest, of those whose exemplars are drawn
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 
 
@@ -84,19 +85,23 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
     """Runs into a folder of its own; a run that is there already and complete is not computed again. `overall` is the
     view of several runs that this one is part of."""
     folder = folder_of(config, out)
-    if _is_done(folder, config):
+    done = _is_done(folder, config)
+    if done and not own_images(config):
         return Run(folder, read_result(folder), fresh=False)
     data = load_data(config.data)
+    _same_data(folder, data)
+    if done:
+        return Run(folder, read_result(folder), fresh=False)
     plan = plan_of(config, data)
     with one_thread():
         federation = build_federation(config, data, plan)
         _prepare(folder, config)
         with only_writer(folder):
-            write_json(folder / "plan.json", plan.to_json(data.classes, data.clients))
+            write_json(folder / "plan.json", {"data": data.fingerprint, **plan.to_json(data.classes, data.clients)})
             checkpoints = Checkpoints(folder)
             counts = _play(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)
-            result = summarise(_named(config), plan, data.classes, read_record(folder), counts)
+            result = summarise(_named(config, data), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
             _draw_prototypes(federation, folder / "prototypes.png")
             _draw_exemplars(federation, folder / "exemplars.png")
@@ -250,11 +255,29 @@ def _digest(tree: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _named(config: Config) -> dict[str, Any]:
+def own_images(config: Config) -> bool:
+    """Are these a user's own, which may change from day to day?"""
+    return config.data.name.partition(":")[0] == "folder"
+
+
+def _same_data(folder: Path, data: DataSet) -> None:
+    """A run that was begun on other images is neither gone on with nor shown for these."""
+    try:
+        known = json.loads((folder / "plan.json").read_bytes()).get("data")
+    except (OSError, ValueError):
+        return
+    if known is not None and known != data.fingerprint:
+        raise HoldfastError(
+            f"{folder} holds this run on other images than {data.name} has now; choose another folder, or delete it"
+        )
+
+
+def _named(config: Config, data: DataSet) -> dict[str, Any]:
     """What a result says about which run it is."""
+    same = {key: value for key, value in _identity(config).items() if key != "seed"}
     return {
         "version": version("holdfast"),
-        "experiment": _digest({key: value for key, value in _identity(config).items() if key != "seed"}),
+        "experiment": _digest({**same, "images": data.fingerprint} if own_images(config) else same),
         "method": config.method.label,
         "dataset": config.data.name,
         "seed": config.seed,
@@ -355,10 +378,10 @@ def _draw_exemplars(federation: Federation, file: Path) -> None:
     population, train = federation.population, federation.world.train
     states = (population.state(client) for client in federation.world.plan.selected[-1])
     memory = max((state.memory for state in states), key=len, default={})
-    if memory:
-        image_sheet(
-            {federation.world.classes[c]: train.images[rows.long()[:SHEET]] for c, rows in memory.items()}, file
-        )
+    shown = list(memory.items())[-SHEET_CLASSES:]
+    if shown:
+        rows = {federation.world.classes[c]: train.images[kept.long()[:SHEET]] for c, kept in shown}
+        image_sheet(rows, file)
 
 
 def _draw_prototypes(federation: Federation, file: Path) -> None:

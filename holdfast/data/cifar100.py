@@ -40,6 +40,8 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], dict[st
                 return file.read()
 
             content = sorted((member.name, member.size, member.mtime) for member in members.values())
+            while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+                pass  # to the end, where the checksum of the whole is
             return _arrays(source, read, "train.bin" in members, repr(content), cache)
     except (OSError, EOFError, tarfile.TarError) as error:
         raise HoldfastError(f"{source} cannot be read ({error}); get it anew or correct data.path") from error
@@ -72,6 +74,8 @@ def _arrays(
             images, labels = split(source, read, part)
             if len(labels) == 0 or labels.min() < 0 or labels.max() >= len(names):
                 _unfit(source, f"the labels of {part} are not those of {len(names)} classes")
+            if len(np.unique(labels)) < len(names):
+                _unfit(source, f"a class of {part} has no images")
             parts |= {f"{part}_images": images.reshape(-1, 3, SIZE, SIZE), f"{part}_labels": labels.astype(np.int64)}
         return parts
 

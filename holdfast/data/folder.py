@@ -54,7 +54,10 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
         first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name or name in tree.folders}
         clients: dict[str, Classes] = {}
         if "clients" in first:
-            clients = {readable(name): class_folders(tree, f"clients/{name}/") for name in _client_names(tree)}
+            for name in _client_names(tree):
+                if readable(name) in clients:
+                    raise HoldfastError(f"{source} has two folders of the client {readable(name)!r}; rename one")
+                clients[readable(name)] = class_folders(tree, f"clients/{name}/")
             train = _together(clients)
         elif "train" in first:
             train = class_folders(tree, "train/")

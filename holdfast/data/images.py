@@ -1,5 +1,6 @@
 """ImageSet: uint8 images and labels, in memory or memory-mapped; DataSet: a training and a test set of one origin."""
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -113,6 +114,17 @@ class DataSet:
     @property
     def size(self) -> int:
         return self.train.images.size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all images, labels and owners, and of the stream; for images in the cache, its name stands for them."""
+        digest = hashlib.sha256(repr((self.classes, self.clients, self.stream)).encode("utf-8", "surrogateescape"))
+        for part in (self.train, self.test):
+            file = part.images.file
+            digest.update(f"{file.parent.name}/{file.name}".encode() if file else part.images.stored.numpy().tobytes())
+            for numbers in (part.images.rows, part.labels, part.owners):
+                digest.update(b"" if numbers is None else numbers.numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def lay_out(self, folder: Path) -> None:
         """Writes what the rounds need to files that several processes can map into their memory."""

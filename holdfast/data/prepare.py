@@ -21,7 +21,7 @@ def download(wanted: Download, root: Path) -> Path:
     """The file, whole and checked, in `root`; a part that an earlier attempt left is gone on with."""
     target = root / wanted.file
     if target.exists():
-        _check(target, wanted)
+        check_file(target, wanted)
         return target
     _folder(root)
     part = root / f"{wanted.file}.part"
@@ -33,7 +33,7 @@ def download(wanted: Download, root: Path) -> Path:
             f"{wanted.url} cannot be downloaded ({reason}); run the same command again to go on, or download it "
             "yourself and import it with --from"
         ) from error
-    _check(part, wanted)
+    check_file(part, wanted)
     os.replace(part, target)
     sync_folder(root)
     return target
@@ -57,7 +57,7 @@ def _fetch(wanted: Download, part: Path) -> None:
         raise OSError(f"the connection ended after {part.stat().st_size:,} of {wanted.bytes:,} bytes")
 
 
-def _check(file: Path, wanted: Download) -> None:
+def check_file(file: Path, wanted: Download) -> None:
     """Is it the published file, to the bit?"""
     with open(file, "rb") as handle:
         found = hashlib.file_digest(handle, "sha256").hexdigest()
@@ -73,6 +73,8 @@ def import_local(source: Source, given: Path, root: Path, check: Callable[[Path]
     given = given.expanduser()
     if not given.exists():
         raise HoldfastError(f"there is nothing at {given}; give the archive or folder of {source.title} with --from")
+    if source.download is not None and given.name == source.download.file:
+        check_file(given, source.download)
     check(given)
     _folder(root)
     named = {Path(p).name for p in source.patterns}

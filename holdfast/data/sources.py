@@ -177,7 +177,7 @@ def place_of(settings: "DataSettings") -> Path:
     path = settings.name.partition(":")[2] or settings.path
     if settings.name == "folder" and path is None:
         raise HoldfastError("nothing says where the images are; use --dataset folder:<path>, or set data.path")
-    return tree.find(source.title, path, data_root(), source.patterns)
+    return tree.find(source.title, path, data_root(), source.patterns, settings.name)
 
 
 SOURCES: dict[str, Source] = {

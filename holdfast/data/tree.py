@@ -50,7 +50,7 @@ class Tree:
             raise HoldfastError(f"{name} in {self.where} is not UTF-8 text; get the data set anew") from error
 
 
-def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str]) -> Path:
+def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str], name: str = "") -> Path:
     """Where a data set is: at `path`, or whatever in `root` has a name of these patterns, the first one first."""
     if path is not None:
         place = Path(path).expanduser()
@@ -58,7 +58,8 @@ def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str
             return place
         raise HoldfastError(f"there is no {title} at {path}; set data.path to its archive or folder")
     wanted = list(patterns)
-    advice = f"set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds {wanted[0]}"
+    get = f"run 'holdfast data prepare {name}', or " if name else ""
+    advice = f"{get}set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds {wanted[0]}"
     if root is None:
         raise HoldfastError(f"nothing says where {title} is; {advice}")
     for pattern in wanted:

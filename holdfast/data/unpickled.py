@@ -14,6 +14,7 @@ ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", 
 TYPES = {("numpy", "ndarray"), ("numpy", "dtype")}
 TEXTS = {("_codecs", "encode")}  # how Python 3 writes bytes in old protocols
 LARGEST = 1 << 33  # bytes of an array
+MOST_VALUES = 10_000_000
 
 
 class _Mark:
@@ -138,20 +139,25 @@ def _build(stack: list[Any]) -> None:
         raise ValueError("it describes something that is no array")
 
 
-def _finished(value: Any) -> Any:
-    """The same with arrays in the place of their announcements."""
+def _finished(value: Any, budget: list[int] | None = None) -> Any:
+    """The same with arrays in the place of their announcements; `budget` is how many more values there may be, for
+    lists that hold one another many times are short to write and endless to read."""
+    budget = [MOST_VALUES] if budget is None else budget
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise ValueError("more values than any of these files has")
     if isinstance(value, _Array):
         if value.value is None:
             raise ValueError("an array without content")
         return value.value
     if isinstance(value, list):
-        return [_finished(item) for item in value]
+        return [_finished(item, budget) for item in value]
     if isinstance(value, dict):
-        return {_finished(key): _finished(item) for key, item in value.items()}
+        return {_finished(key, budget): _finished(item, budget) for key, item in value.items()}
     if isinstance(value, str | bytes | int | float | bool | None):
         return value
     if isinstance(value, tuple):
-        return tuple(_finished(item) for item in value)
+        return tuple(_finished(item, budget) for item in value)
     raise ValueError("something that is no plain value")
 
 

@@ -112,14 +112,13 @@ def _tested(rows: Sequence[Row], reference: Row) -> list[Row]:
 
 
 def paired(differences: Sequence[float]) -> float | None:
-    """The two-sided probability of a mean so far from 0 by chance, by Student's t; nothing for a single seed."""
+    """The two-sided probability of a mean so far from 0 by chance, by Student's t; nothing for a single seed, or where
+    all differences are the same, which says nothing about chance."""
     from scipy.stats import t  # here, because it takes a second that most commands need not wait
 
-    if len(differences) < 2:
+    if len(differences) < 2 or stdev(differences) == 0:
         return None
     error = stdev(differences) / len(differences) ** 0.5
-    if error == 0:
-        return 0.0 if mean(differences) else 1.0
     return float(2 * t.sf(abs(mean(differences)) / error, len(differences) - 1))
 
 

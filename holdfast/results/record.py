@@ -83,7 +83,12 @@ class Record:
 
 def read_record(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's record."""
-    return [json.loads(line) for line in _read(folder, "record.jsonl").splitlines()]
+    try:
+        return [json.loads(line) for line in _read(folder, "record.jsonl").splitlines()]
+    except ValueError as error:
+        raise HoldfastError(
+            f"{folder / 'record.jsonl'} is damaged ({error}); delete the folder and run it again"
+        ) from error
 
 
 def write_result(folder: Path, result: Result) -> None:

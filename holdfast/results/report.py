@@ -21,10 +21,11 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
 from holdfast.results.record import Result, read_record, read_result
-from holdfast.results.tables import NUMBER, by_data_set, percent
+from holdfast.results.tables import NUMBER, by_protocol, percent
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
 CONFUSED = 15  # pairs of classes in the table of confusions
+MANY = 200  # classes, of which all pairs would make the page too large
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
     "exemplars.png": ("Exemplars", "what one client keeps, class by class"),
@@ -38,7 +39,7 @@ class View:
     folder: Path
     result: Result
     lines: list[dict[str, Any]]
-    config: str
+    config: dict[str, Any]
     plan: dict[str, Any] | None  # records that travel without their plan have none
 
     @property
@@ -48,37 +49,40 @@ class View:
 
 def read_view(folder: Path) -> View:
     result, lines = read_result(folder), read_record(folder)
-    plan = folder / "plan.json"
-    config = folder / "config.toml"
-    return View(
-        folder,
-        result,
-        lines,
-        config.read_text(encoding="utf-8") if config.exists() else "",
-        json.loads(plan.read_bytes()) if plan.exists() else None,
-    )
+    plan, config = folder / "plan.json", folder / "config.toml"
+    try:
+        settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+        return View(folder, result, lines, settings, json.loads(plan.read_bytes()) if plan.exists() else None)
+    except ValueError as error:
+        raise HoldfastError(f"a file in {folder} is damaged ({error}); delete the folder and run it again") from error
 
 
 def write_report(folders: Sequence[Path], file: Path) -> None:
     """The page of these runs; a folder that holds runs stands for all of them."""
-    found = [run for folder in folders for run in _runs_in(folder)]
-    write_atomic(file, page([read_view(folder) for folder in dict.fromkeys(found)]).encode())
+    write_atomic(file, page([read_view(folder) for folder in runs_in(folders)]).encode())
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    if (folder / "result.json").exists():
-        return [folder]
-    inside = sorted(path.parent for path in folder.rglob("result.json"))
-    if not inside:
-        raise HoldfastError(f"{folder} holds no finished run; give the folder of a run, or of several")
-    return inside
+def runs_in(folders: Sequence[Path]) -> list[Path]:
+    """These runs, each once; a folder that holds runs stands for all of them, and a file beside them for nothing."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        inside = (
+            [folder] if (folder / "result.json").exists() else sorted(r.parent for r in folder.rglob("result.json"))
+        )
+        if not inside and not folder.is_file():
+            raise HoldfastError(f"{folder} holds no finished run; give the folder of a run, or of several")
+        found |= dict.fromkeys(inside)
+    if not found:
+        raise HoldfastError(f"{folders[0]} is not the folder of a run; give the folder of a run, or of several")
+    return list(found)
 
 
 def page(views: Sequence[View]) -> str:
     results = [view.result for view in views]
-    parts = [_heading(views), _headlines(results)]
-    for data, some in by_data_set(results).items():
-        parts.append(_together(data, some))
+    groups = by_protocol(results)
+    parts = [_heading(views)]
+    for data, some in groups.items():
+        parts += [_headlines(some, data if len(groups) > 1 else ""), _together(data, some)]
     parts += [_details(view, is_open=len(views) == 1) for view in views]
     title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
     return TEMPLATE.replace("{{title}}", escape(title)).replace("{{body}}", "\n".join(parts))
@@ -88,18 +92,18 @@ def _heading(views: Sequence[View]) -> str:
     results = [view.result for view in views]
     methods, data = (dict.fromkeys(getattr(r, key) for r in results) for key in ("method", "dataset"))
     seeds = sorted({result.seed for result in results})
-    first = results[0]
+    shapes = dict.fromkeys(f"{len(r.task_sizes)} tasks, {sum(r.task_sizes)} classes" for r in results)
     facts = [
         f"{len(results)} run{'s' * (len(results) > 1)}",
         f"method{'s' * (len(methods) > 1)} {', '.join(methods)}",
         f"on {', '.join(data)}",
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
-        f"{len(first.task_sizes)} tasks, {sum(first.task_sizes)} classes",
+        " and ".join(shapes),
     ]
     return f'<header><h1>Holdfast report</h1><p class="lead">{escape("; ".join(facts))}.</p></header>'
 
 
-def _headlines(results: Sequence[Result]) -> str:
+def _headlines(results: Sequence[Result], data: str) -> str:
     """The best experiment's numbers, large."""
     experiments: dict[str, list[Result]] = {}
     for result in results:
@@ -118,6 +122,7 @@ def _headlines(results: Sequence[Result]) -> str:
     }
     items = "".join(f"<div><b>{escape(value)}</b><span>{escape(word)}</span></div>" for word, value in cards.items())
     whose = "" if len(experiments) == 1 else f" of the best on average, {escape(best[0].method)}"
+    whose += f" on {escape(data)}" if data else ""
     return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
 
 
@@ -259,7 +264,12 @@ def _detector(view: View) -> str:
         if number == 0 or line["task"] != view.lines[number - 1]["task"]
     ]
     chart = svg.events(labels, len(view.lines), marks, bounds, "when clients noticed new classes")
-    rows = [[kind, labels[row], column + 1] for kind, places in marks.items() for row, column in places]
+    rows = [
+        [kind, names[client] if names else client, number + 1]
+        for number, line in enumerate(view.lines)
+        for kind, key in kinds.items()
+        for client in line["detector"][key]
+    ]
     words = (
         f"{found['hits']:.0f} of {found['transitions']:.0f} transitions noticed at once, {found['late']:.0f} late; "
         f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."
@@ -307,15 +317,11 @@ def _confusion(view: View) -> str:
         if wrong[a, b]
     ]
     recall = [[name, percent(float(shares[i, i]))] for i, name in enumerate(classes)]
-    link = _link(
-        _csv(
-            [
-                ["true class", *classes, "(nothing)"],
-                *([c, *row] for c, row in zip(classes, counts.tolist(), strict=True)),
-            ]
-        ),
-        "confusion.csv",
-    )
+    table = [
+        ["true class", *classes, "(nothing)"],
+        *([c, *row] for c, row in zip(classes, counts.tolist(), strict=True)),
+    ]
+    link = _link(_csv(table), "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
     body = (
         f'<figure><img class="confusion" alt="confusion matrix of {len(classes)} classes" src="{picture}">'
         f"<figcaption>True class down, answer across, in the order in which classes came. {link}</figcaption></figure>"
@@ -348,10 +354,9 @@ def _pictures(view: View) -> str:
 
 
 def _config(view: View) -> str:
-    rooms = tomllib.loads(view.config) if view.config else {}
     rows = [
         [f"{room}.{key}", json.dumps(value, ensure_ascii=False)]
-        for room, values in rooms.items()
+        for room, values in view.config.items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]

@@ -108,7 +108,7 @@ def events(
             x, y = name_width + (column + 0.5) * across, row * step + step / 2
             title = f"<title>{escape(kind)}: {escape(rows[row])}, round {column + 1}</title>"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour(k)}">{title}</circle>')
-    parts.append(_text((name_width + width) / 2, height - 6, "round"))
+    parts += [_text(name_width + (start + 0.5) * across, height - 6, f"round {start + 1}", "start") for start in bounds]
     legend = "".join(
         f'<span><i style="background:{colour(k)}"></i>{escape(kind)}</span>' for k, kind in enumerate(marks)
     )

@@ -1,6 +1,7 @@
 """Tables that a person can read, from results."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from statistics import mean, stdev
@@ -61,12 +62,16 @@ def result_lines(result: Result) -> list[str]:
     return lines
 
 
-def by_data_set(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results on each data set."""
-    table: dict[str, list[Result]] = {}
+def by_protocol(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The results on each data set; where there are several ways of dividing it into tasks, on each of them."""
+    groups: dict[tuple[str, tuple[int, ...]], list[Result]] = {}
     for result in results:
-        table.setdefault(result.dataset, []).append(result)
-    return table
+        groups.setdefault((result.dataset, tuple(result.task_sizes)), []).append(result)
+    several = Counter(dataset for dataset, _ in groups)
+    return {
+        dataset if several[dataset] == 1 else f"{dataset}, {len(sizes)} tasks, {sum(sizes)} classes": some
+        for (dataset, sizes), some in groups.items()
+    }
 
 
 def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
