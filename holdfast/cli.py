@@ -193,7 +193,7 @@ def plan(
     made = plan_of(chosen, data)
     account = bytes_of(chosen, data, made)
     if as_json:
-        print(json.dumps({**made.to_json(data.classes, data.clients), "bytes": account}))
+        print(json.dumps({"data": data.fingerprint, **made.to_json(data.classes, data.clients), "bytes": account}))
     else:
         for table in [*plan_tables(made, data.classes, data.clients), traffic_table(by_task(made, account))]:
             out.print(table)

@@ -146,3 +146,31 @@ def test_plain_values_and_arrays_are_read(protocol: int) -> None:
 def test_everything_else_is_refused(value: Any) -> None:
     with pytest.raises(HoldfastError, match="not a file of plain values"):
         read_pickle(pickle.dumps(value, 2), "it")
+
+
+def test_a_flipped_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
+    """Whether it hits a header or the pixels of the last image: the archive's own checksum knows."""
+    path = written(tmp_path, "archive", binary_files(), "cifar-100-binary")
+    whole = path.read_bytes()
+    for place in (len(whole) // 3, len(whole) // 2, len(whole) - 6):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(HoldfastError) as caught:
+            load(path, 32, tmp_path / f"cache {place}")
+        assert str(path) in str(caught.value)
+
+
+def test_a_class_without_test_images_is_refused(tmp_path: Path) -> None:
+    files = binary_files()
+    size = 3074
+    one = b"".join(files["test.bin"][i : i + size] for i in range(0, len(files["test.bin"]), size) if i // size % 3)
+    source = written(tmp_path, "folder", {**files, "test.bin": one}, "any")
+    with pytest.raises(HoldfastError, match="a class of test has no images"):
+        load(source, 32, tmp_path / "cache")
+
+
+def test_lists_that_hold_one_another_many_times_are_refused_in_time() -> None:
+    bomb: list[Any] = [0]
+    for _ in range(40):
+        bomb = [bomb, bomb]
+    with pytest.raises(HoldfastError, match="more values"):
+        read_pickle(pickle.dumps(bomb, 2), "it")

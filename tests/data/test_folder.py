@@ -431,3 +431,13 @@ def test_arrivals_that_are_no_text(tmp_path: Path) -> None:
     top = write(tmp_path / "mine", CLIENTS)
     (top / "arrivals.toml").write_bytes(b"\xff\xfe")
     assert f"arrivals.toml in {top} is not UTF-8 text" in refused(top)
+
+
+def test_two_folders_of_one_client_are_refused(tmp_path: Path) -> None:
+    for client in ("north", "north "):
+        for name in ("cat", "dog"):
+            (tmp_path / "mine" / "clients" / client / name).mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / "mine" / "clients" / client / name / f"{i}.png")
+    with pytest.raises(HoldfastError, match="two folders of the client 'north'"):
+        folder.load(tmp_path / "mine", 8, tmp_path / "cache", 0.2, 0)

@@ -317,7 +317,10 @@ def test_prepare_says_how_to_get_what_may_not_be_downloaded(command: Command) ->
         (["info", "folder:/nowhere"], "there is no image folder at /nowhere; set data.path to"),
         (["check", "folder:/nowhere"], "there is no image folder at /nowhere"),
         (["check", "folder"], "nothing says where the images are; use --dataset folder:<path>"),
-        (["check", "mini-imagenet"], "holds no MiniImageNet; set data.path"),
+        (
+            ["check", "mini-imagenet"],
+            "holds no MiniImageNet; run 'holdfast data prepare mini-imagenet', or set data.path",
+        ),
         (["check", "mini-imagenet", "--path", "/nowhere"], "there is no MiniImageNet at /nowhere"),
         (["info", "digits", "--path", "/nowhere"], "data.path='/nowhere' is of no use to digits; leave it out"),
         (["info", "digits", "--size", "7"], "data.size = 7 is not possible"),

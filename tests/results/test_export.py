@@ -2,7 +2,10 @@
 
 import csv
 import json
+import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,15 @@ def test_events_hold_every_number_at_its_round(run: Path, tmp_path: Path) -> Non
         found = {value[1].decode(): value[2] for value in values if isinstance(value[1], bytes)}
         expected = {name.replace(".", "/"): value for name, value in flat(line) if name not in ("round", "task")}
         assert found == pytest.approx(expected)
+
+
+def test_runs_of_one_name_do_not_overwrite_each_other(run: Path, tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        shutil.copytree(run, tmp_path / "all" / place / "lga")
+        (tmp_path / "all" / place / "lga" / "result.json").write_text("{}")
+    (tmp_path / "all" / "demo.png").touch()
+    words = [sys.executable, "-m", "holdfast", "export", "all/a", "all/b", "all/demo.png", "--out", "out", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"files": ["out/a-lga.csv", "out/b-lga.csv"]}
+    assert (tmp_path / "out" / "b-lga.csv").exists()

@@ -9,7 +9,15 @@ from rich.console import Console
 
 from holdfast.results.plots import comparison_curves, prototype_sheet
 from holdfast.results.record import Result
-from holdfast.results.tables import comparison, markdown, result_lines, result_table, rows_table, traffic_table
+from holdfast.results.tables import (
+    by_protocol,
+    comparison,
+    markdown,
+    result_lines,
+    result_table,
+    rows_table,
+    traffic_table,
+)
 
 
 def result(**changes: Any) -> Result:
@@ -122,3 +130,12 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     prototype_sheet([("a", [image] * 3), ("a very long name", [image] * 3)], tmp_path / "p.png")
     for name in ("c.png", "p.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_tasks_are_another_protocol() -> None:
+    groups = by_protocol([result(), result(seed=2), result(task_sizes=[1, 1, 2]), result(dataset="digits")])
+    assert {name: len(some) for name, some in groups.items()} == {
+        "glyphs, 2 tasks, 4 classes": 2,
+        "glyphs, 3 tasks, 4 classes": 1,
+        "digits": 1,
+    }
