@@ -1,5 +1,6 @@
-"""MiniImageNet: 100 class folders of 600 images each, or the usual three folders of classes put together."""
+"""MiniImageNet: 100 class folders of 600 images, three folders of classes put together, or lists of images."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,9 @@ def _classes(tree: Tree) -> dict[str, list[str]]:
     first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name}
     if not first:
         raise HoldfastError(f"{tree.where} has no class folders; set data.path to the folder that holds them")
+    listed = [f"{part}.csv" for part in PARTS if f"{part}.csv" in tree.names]
+    if listed and first == {"images"}:
+        return _listed(tree, listed)
     if not first <= set(PARTS):
         return class_folders(tree)
     merged: dict[str, list[str]] = {}
@@ -48,3 +52,15 @@ def _classes(tree: Tree) -> dict[str, list[str]]:
                 raise HoldfastError(f"the class {name!r} of {tree.where} is in two of {', '.join(sorted(first))}")
             merged[name] = files
     return dict(sorted(merged.items()))
+
+
+def _listed(tree: Tree, files: list[str]) -> dict[str, list[str]]:
+    """The form with all images in one folder, and files of lines of name and class."""
+    there, classes = set(tree.names), dict[str, list[str]]()
+    for file in files:
+        for row in csv.DictReader(tree.text(file).splitlines()):
+            name, label = f"images/{row.get('filename')}", row.get("label")
+            if not label or name not in there:
+                raise HoldfastError(f"{file} in {tree.where} names {name!r}, which is not there, or no class for it")
+            classes.setdefault(label, []).append(name)
+    return {label: sorted(names) for label, names in sorted(classes.items())}

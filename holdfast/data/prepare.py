@@ -1,5 +1,6 @@
 """Getting a data set onto this machine: downloaded, resumable and checked, or imported from a local file or folder."""
 
+import fcntl
 import hashlib
 import http.client
 import os
@@ -26,15 +27,19 @@ def download(wanted: Download, root: Path) -> Path:
     _folder(root)
     part = root / f"{wanted.file}.part"
     try:
-        _fetch(wanted, part)
+        with open(root / f".{wanted.file}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would write into one file
+            if target.exists():
+                return target
+            _fetch(wanted, part)
+            check_file(part, wanted)
+            os.replace(part, target)
     except (OSError, http.client.HTTPException) as error:
         reason = " ".join(str(getattr(error, "reason", None) or error).split())
         raise HoldfastError(
             f"{wanted.url} cannot be downloaded ({reason}); run the same command again to go on, or download it "
             "yourself and import it with --from"
         ) from error
-    check_file(part, wanted)
-    os.replace(part, target)
     sync_folder(root)
     return target
 

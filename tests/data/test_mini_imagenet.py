@@ -170,3 +170,21 @@ def test_a_broken_image_is_named_and_has_no_label(tmp_path: Path) -> None:
     (sentence,) = entry.facts["unreadable"]
     assert sentence.startswith(f"n02/n02_0003.png in {source} cannot be read as an image")
     assert np.flatnonzero(entry.arrays["train_labels"] < 0).tolist() == [13]
+
+
+def test_images_in_one_folder_with_lists_of_their_classes(tmp_path: Path) -> None:
+    top = tmp_path / "mini"
+    (top / "images").mkdir(parents=True)
+    for c, name in enumerate(("n02", "n01")):
+        lines = ["filename,label"]
+        for i in range(6):
+            Image.new("RGB", (8, 8), (100 * c + i, 0, 0)).save(top / "images" / f"{name}_{i}.png")
+            lines.append(f"{name}_{i}.png,{name}")
+        (top / f"{('train', 'val')[c]}.csv").write_text("\n".join(lines))
+    names, entry = mini_imagenet.load(top, 8, tmp_path / "cache")
+    assert names == ("n01", "n02")
+    assert entry.arrays["train_labels"].tolist() == [0] * 5 + [1] * 5
+    assert entry.arrays["test_images"][:, 0, 0, 0].tolist() == [105, 5]
+    (top / "images" / "n01_3.png").unlink()
+    with pytest.raises(HoldfastError, match=r"val.csv in .* names 'images/n01_3.png', which is not there"):
+        mini_imagenet.load(top, 8, tmp_path / "cache")
