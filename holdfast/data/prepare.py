@@ -27,13 +27,15 @@ def download(wanted: Download, root: Path) -> Path:
     _folder(root)
     part = root / f"{wanted.file}.part"
     try:
-        with open(root / f".{wanted.file}.lock", "w") as lock:
+        gate = root / f".{wanted.file}.lock"
+        with open(gate, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would write into one file
             if target.exists():
                 return target
             _fetch(wanted, part)
             check_file(part, wanted)
             os.replace(part, target)
+            gate.unlink(missing_ok=True)  # whoever waits at it finds the file
     except (OSError, http.client.HTTPException) as error:
         reason = " ".join(str(getattr(error, "reason", None) or error).split())
         raise HoldfastError(
@@ -96,6 +98,7 @@ def import_local(source: Source, given: Path, root: Path, check: Callable[[Path]
             part = root / f"{name}.part"
             shutil.copyfile(given, part)
             os.replace(part, target)
+            gate.unlink(missing_ok=True)  # whoever waits at it finds the file
     except OSError as error:
         raise HoldfastError(f"cannot write {target}: {error.strerror}; make room or choose another place") from error
     return target
