@@ -98,7 +98,6 @@ def import_local(source: Source, given: Path, root: Path, check: Callable[[Path]
             part = root / f"{name}.part"
             shutil.copyfile(given, part)
             os.replace(part, target)
-            gate.unlink(missing_ok=True)  # whoever waits at it finds the file
     except OSError as error:
         raise HoldfastError(f"cannot write {target}: {error.strerror}; make room or choose another place") from error
     return target
