@@ -133,14 +133,16 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
     code 2)."""
     use_root(root)
     settings = _settings(name, path, size)
-    place, known = Path(_here(name, path) or ""), source_of(name).download
-    if known is not None and place.name == known.file:
-        prepare.check_file(place, known)
     found = load_data(replace(settings, corrupt="skip"))
     entry = found.train.images.file and found.train.images.file.parent
     whole = entry is None or cache.is_whole(entry)
     facts = {"name": name, "here": _here(name, path), "cache_is_whole": whole, **_counts(found)}
     facts["unreadable"] = list(found.unreadable)
+    known, place = source_of(name).download, Path(str(facts["here"]))
+    if known is not None and place.name == known.file:
+        facts["published"] = prepare.sha256_of(place) == known.sha256
+        if not facts["published"] and not as_json:
+            _say(f"{place} is readable and whole, but not the published file: its SHA-256 is another")
     if as_json:
         print(json.dumps(facts))
     else:

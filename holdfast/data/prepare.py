@@ -7,6 +7,7 @@ import os
 import shutil
 import urllib.request
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 from holdfast.data.sources import Download, Source
@@ -64,10 +65,14 @@ def _fetch(wanted: Download, part: Path) -> None:
         raise OSError(f"the connection ended after {part.stat().st_size:,} of {wanted.bytes:,} bytes")
 
 
+def sha256_of(file: Path) -> str:
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
 def check_file(file: Path, wanted: Download) -> None:
     """Is it the published file, to the bit?"""
-    with open(file, "rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    found = sha256_of(file)
     if found != wanted.sha256:
         raise HoldfastError(
             f"{file} is not the published file: its SHA-256 is {found[:12]}..., not {wanted.sha256[:12]}...; "
@@ -80,12 +85,10 @@ def import_local(source: Source, given: Path, root: Path, check: Callable[[Path]
     given = given.expanduser()
     if not given.exists():
         raise HoldfastError(f"there is nothing at {given}; give the archive or folder of {source.title} with --from")
-    if source.download is not None and given.name == source.download.file:
-        check_file(given, source.download)
     check(given)
     _folder(root)
-    named = {Path(p).name for p in source.patterns}
-    name = given.name if given.name in named else _name_for(source, given)
+    named = any(fnmatch(given.name, pattern) for pattern in source.patterns)
+    name = given.name if named else _name_for(source, given)
     target = root / name
     if target.exists():
         if target.samefile(given):

@@ -249,13 +249,19 @@ def _detector(view: View) -> str:
     found = view.result.detection
     if not found or not found["transitions"]:
         return ""
-    kinds = {"noticed at once": "hits", "missed": "misses", "false alarm": "false_alarms"}
-    marks: dict[str, list[tuple[int, int]]] = {kind: [] for kind in kinds}
-    clients = sorted({client for line in view.lines for key in kinds.values() for client in line["detector"][key]})
+    kinds = {"noticed at once": "hits", "missed": "misses", "noticed late": "late", "false alarm": "false_alarms"}
+    happened = [
+        (kind, event if isinstance(event, int) else event[0], number)  # late ones say how late, too
+        for number, line in enumerate(view.lines)
+        for kind, key in kinds.items()
+        for event in line["detector"][key]
+    ]
+    clients = sorted({client for _, client, _ in happened})
     shown = {client: i for i, client in enumerate(clients[:60])}
-    for number, line in enumerate(view.lines):
-        for kind, key in kinds.items():
-            marks[kind] += [(shown[client], number) for client in line["detector"][key] if client in shown]
+    marks: dict[str, list[tuple[int, int]]] = {kind: [] for kind in kinds}
+    for kind, client, number in happened:
+        if client in shown:
+            marks[kind].append((shown[client], number))
     names = (view.plan or {}).get("clients") or []
     labels = [names[client] if names else f"client {client}" for client in shown]
     bounds = [
@@ -264,12 +270,7 @@ def _detector(view: View) -> str:
         if number == 0 or line["task"] != view.lines[number - 1]["task"]
     ]
     chart = svg.events(labels, len(view.lines), marks, bounds, "when clients noticed new classes")
-    rows = [
-        [kind, names[client] if names else client, number + 1]
-        for number, line in enumerate(view.lines)
-        for kind, key in kinds.items()
-        for client in line["detector"][key]
-    ]
+    rows = [[kind, names[client] if names else client, number + 1] for kind, client, number in happened]
     words = (
         f"{found['hits']:.0f} of {found['transitions']:.0f} transitions noticed at once, {found['late']:.0f} late; "
         f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."

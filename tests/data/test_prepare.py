@@ -318,3 +318,9 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, root: Path, monkeypatch: pyt
     monkeypatch.setenv("HOME", str(tmp_path))
     write_folder(tmp_path / "mini")
     assert import_local(MINI, Path("~/mini"), root, load).samefile(tmp_path / "mini")
+
+
+def test_a_name_by_which_it_will_be_found_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "tiny-imagenet-100.zip").write_bytes(b"any")
+    target = import_local(SOURCES["tiny-imagenet"], tmp_path / "tiny-imagenet-100.zip", tmp_path / "root", str)
+    assert target == tmp_path / "root" / "tiny-imagenet-100.zip"
