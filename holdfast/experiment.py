@@ -19,7 +19,7 @@ from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.augment import Transform
 from holdfast.data.decoding import cores
-from holdfast.data.images import DataSet, Images, ImageSet
+from holdfast.data.images import DataSet
 from holdfast.data.schedule import Plan, make_plan
 from holdfast.data.sources import load_data
 from holdfast.data.streams import plan_of_folders
@@ -128,16 +128,6 @@ def plan_of(config: Config, data: DataSet) -> Plan:
         return config.method.arrange(plan_of_folders(config.plan, data, config.seed))
     images = {c: rows.tolist() for c, rows in data.train.by_class.items()}
     return config.method.arrange(make_plan(config.plan, data.classes, images, config.seed))
-
-
-def plan_without_images(config: Config) -> tuple[DataSet, Plan]:
-    """The plan of a run on the published number of classes, for arithmetic where the data are not there."""
-    count = config.data.classes or 100
-    pixel = torch.zeros(1, 3, config.data.size or 32, config.data.size or 32, dtype=torch.uint8)
-    empty = ImageSet(Images(pixel, torch.zeros(count, dtype=torch.int64)), torch.arange(count))
-    names = tuple(str(c) for c in range(count))
-    data = DataSet(config.data.name, names, empty, empty, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), flip=True)
-    return data, plan_of(config, data)
 
 
 def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from holdfast.compare import Spec
 from holdfast.config import Config, load_config
+from holdfast.data.images import DataSet, Images, ImageSet
+from holdfast.data.schedule import Plan
+from holdfast.experiment import plan_of
 from holdfast.results import paper
 
 Scale = Literal["mini", "paper"]
@@ -113,6 +118,16 @@ def config_of(experiment: Experiment, scale: Scale, seed: int) -> Config:
     if order is not None:
         settings["plan.order"] = order
     return load_config(file, list(settings.items()))
+
+
+def plan_without_images(config: Config) -> tuple[DataSet, Plan]:
+    """The plan of a run on the published number of classes, for arithmetic where the data are not there."""
+    count, size = config.data.classes or CLASSES[config.data.name], config.data.size or 32
+    pixel = torch.zeros(1, 3, size, size, dtype=torch.uint8)
+    empty = ImageSet(Images(pixel, torch.zeros(count, dtype=torch.int64)), torch.arange(count))
+    names = tuple(str(c) for c in range(count))
+    data = DataSet(config.data.name, names, empty, empty, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), flip=True)
+    return data, plan_of(config, data)
 
 
 def passes(config: Config) -> int:

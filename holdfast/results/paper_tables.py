@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from holdfast.experiment import bytes_of
 from holdfast.federation.traffic import by_task
 from holdfast.files import write_atomic
-from holdfast.reproduce import Experiment, Item, Scale, config_of, stand_in
+from holdfast.reproduce import Experiment, Item, Scale, config_of, plan_without_images, stand_in
 from holdfast.results import paper, plots
 from holdfast.results.comparison import MEASURES, spread
 from holdfast.results.record import Result, read_record
@@ -169,8 +170,6 @@ def orders_markdown(item: Item, scale: Scale, runs: Runs) -> str:
 
 def traffic_lines(scale: Scale) -> list[tuple[str, float, float | None]]:
     """Table 10, by arithmetic; at the published scale too, because no image is needed for it."""
-    from holdfast.experiment import bytes_of, plan_without_images
-
     config = config_of(Experiment("cifar100", 10, "lga"), scale, paper.SEEDS[0])
     data, plan = plan_without_images(config)
     totals = by_task(plan, bytes_of(config, data, plan))
