@@ -1,10 +1,13 @@
 """What the tests share: small data sets and federations that train in seconds."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from holdfast.cli import main
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,3 +40,21 @@ def small() -> dict[str, object]:
         },
         "train": {"epochs": 1, "batch": 16},
     }
+
+
+@pytest.fixture
+def holdfast(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: its words in; exit code, standard output and standard error out."""
+
+    def run(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return int(stop.value.code or 0), said.out, said.err
+
+    return run

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from holdfast.cli import main
 from holdfast.compare import Spec, grid, known_runs, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, load_config, to_toml
 from holdfast.errors import HoldfastError
@@ -186,19 +185,10 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(compared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The comparison again, with more words: exit code, standard output and standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(compared)
-        monkeypatch.setattr(sys, "argv", ["holdfast", *COMPARE, *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
+def command(compared: Path, monkeypatch: pytest.MonkeyPatch, holdfast: Command) -> Command:
+    """The comparison again, with more words."""
+    monkeypatch.chdir(compared)
+    return lambda *words: holdfast(*COMPARE, *words)
 
 
 def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:

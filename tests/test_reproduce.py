@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,7 +12,6 @@ from statistics import mean
 import pytest
 from PIL import Image
 
-from holdfast.cli import main
 from holdfast.compare import Spec, known_runs
 from holdfast.config import Config, PlanSettings, to_toml
 from holdfast.data.glyphs import CHARACTERS
@@ -148,19 +146,10 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`holdfast reproduce`, which writes to `pages`: exit code, standard output and standard error."""
-
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["holdfast", "reproduce", *map(str, words), "--to", "pages"])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holdfast: Command) -> Command:
+    """`holdfast reproduce`, which writes to `pages`."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: holdfast("reproduce", *words, "--to", "pages")
 
 
 def rows_of(page: str) -> list[list[str]]:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from holdfast.cli import main
 from holdfast.config import load_config
 from holdfast.data import cache
 from holdfast.data.images import DataSet
@@ -32,18 +30,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    def run(*words: str | Path) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error."""
-        monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, words)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return int(stop.value.code or 0), said.out, said.err
-
-    return run
+def command(root: Path, holdfast: Command) -> Command:
+    """The command line, with a data root of its own."""
+    return holdfast
 
 
 def facts(ended: tuple[int, str, str]) -> dict[str, Any]:
