@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
 from holdfast.privacy.encode import Gradients, labels_of
 from holdfast.privacy.reconstruct import reconstruct
 from holdfast.seeding import generator, shuffled, torch_generator
-
-TEACHERS = 2  # models sent to a client: the best of the last two finished growths, the paper's old and new one
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class ProxyHome:
 
 class Proxy(Protocol):
     """Sees every global model and every share; answers with teachers."""
+
+    sent: ClassVar[int]
 
     @property
     def encoder(self) -> GradientEncoder | None:
@@ -79,6 +79,8 @@ def _numbered(name: str, parts: Mapping[str, Snapshot]) -> dict[int, Snapshot]:
 class LastRound:
     """No proxy: the last global model of a growth is the teacher of the next."""
 
+    sent: ClassVar[int] = 1  # models that a client gets
+
     def __init__(self) -> None:
         self.encoder: GradientEncoder | None = None
         self.chosen: dict[int, Weights] = {}
@@ -87,7 +89,7 @@ class LastRound:
         return 0
 
     def teachers(self, growth: int) -> Teachers:
-        return Teachers({g: self.chosen[g] for g in range(max(0, growth - TEACHERS), growth) if g in self.chosen})
+        return Teachers({g: self.chosen[g] for g in range(max(0, growth - self.sent), growth) if g in self.chosen})
 
     def judge(
         self, number: int, growths: tuple[int, ...], model: Weights, shares: Sequence[PrototypeShare]
@@ -108,12 +110,14 @@ class LastRound:
     def keep(self, growth: int, model: Weights) -> None:
         """Makes this the model of its growth, and drops what no client will be sent any more."""
         self.chosen[growth] = copied(model)
-        for old in [g for g in self.chosen if g < growth - TEACHERS]:
+        for old in [g for g in self.chosen if g < growth - self.sent]:
             del self.chosen[old]
 
 
 class NoTeacher(LastRound):
     """For methods that do not distil: nothing is kept and nothing is sent."""
+
+    sent = 0
 
     def judge(
         self, number: int, growths: tuple[int, ...], model: Weights, shares: Sequence[PrototypeShare]
@@ -121,8 +125,13 @@ class NoTeacher(LastRound):
         return {}
 
 
+TWO = 2  # the paper's old and new one, of the last two growths: a client that has not noticed the last needs the older
+
+
 class AnyRound(LastRound):
     """Without the proxy (w/oPSR): the teacher is drawn by chance from the global models of a growth, each as likely."""
+
+    sent = TWO
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -180,6 +189,7 @@ class PrototypeProxy(LastRound):
     """The proxy server: it reconstructs prototype images from their gradients and keeps the global model of each growth
     that tells their augmented features apart best."""
 
+    sent = TWO
     encoder: GradientEncoder
 
     def __init__(self, home: ProxyHome, settings: ProxySettings, model: IncrementalModel) -> None:

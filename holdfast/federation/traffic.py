@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from holdfast.data.schedule import Plan, new_classes
 from holdfast.federation.messages import COUNT_BYTES, tensor_bytes
-from holdfast.federation.proxy import TEACHERS, NoTeacher, ProxyHome
+from holdfast.federation.proxy import ProxyHome
 from holdfast.methods.base import Method
 from holdfast.seeding import torch_generator
 
@@ -23,7 +23,7 @@ def traffic_of(method: Method, home: ProxyHome, plan: Plan) -> list[Bytes]:
     proxy = method.build_proxy(home)
     encoder = tensor_bytes(proxy.encoder.state_dict()) if proxy.encoder else 0
     share = encoder + 4 * model.features + COUNT_BYTES if encoder else 0
-    account = expected_traffic(plan, down, up, not isinstance(proxy, NoTeacher), encoder, share)
+    account = expected_traffic(plan, down, up, proxy.sent, encoder, share)
     grown = {when for when, _ in plan.growths}
     for number, channels in enumerate(account):
         visits = (number in grown and method.visits("begin")) + (plan.ends_task(number) and method.visits("finish"))
@@ -32,16 +32,16 @@ def traffic_of(method: Method, home: ProxyHome, plan: Plan) -> list[Bytes]:
 
 
 def expected_traffic(
-    plan: Plan, models: Sequence[int], sent: Sequence[int], teachers: bool, encoder: int, share: int
+    plan: Plan, models: Sequence[int], sent: Sequence[int], teachers: int, encoder: int, share: int
 ) -> list[Bytes]:
     """The bytes of every round when all transitions are noticed at once and every selected client trains.
 
     `models` are the sizes of the global model after each growth, `sent` of what a client sends back, `encoder` and
-    `share` those of the encoding network and of one prototype; `teachers` says whether clients distil."""
+    `share` those of the encoding network and of one prototype; `teachers` is how many old models they get."""
     account = []
     for number, selected in enumerate(plan.selected):
         growth = sum(when <= number for when, _ in plan.growths) - 1
-        old = sum(models[max(0, growth - TEACHERS) : growth]) if teachers else 0
+        old = sum(models[max(0, growth - teachers) : growth])
         prototypes = sum(_prototypes(plan, client, number) for client in selected)
         account.append(
             {

@@ -44,7 +44,7 @@ class AFC(shared.ProxyMethod):
 
     strength: float = Field(default=4.0, ge=0, description="weight of the distillation of maps")
 
-    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+    def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return ImportantModel(spec, rng)
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
@@ -63,16 +63,13 @@ class AFC(shared.ProxyMethod):
         return terms
 
     def finish_task(self, local: Local) -> Extras:
-        tuned = shared.tuned_classifier(local, self.tune_epochs, self.tune_rate)
-        sums = importance_sums(local)
-        return Extras("classifier and importances", {**tuned, **sums, "images": torch.tensor(len(local.exemplars))})
+        tuned = super().finish_task(local)
+        found = {**importance_sums(local), **(tuned.tensors if tuned else {})}
+        return Extras("classifier and importances", found)
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
-        if not extras or extras[0].kind == "class sums":
-            shared.place_proxies(model, extras, seed, number)
-            return
-        shared.merge_classifiers(model, extras)
-        for name in (name for name in extras[0].tensors if name.startswith("importance")):
+        super().merge(model, extras, seed, number)
+        for name in (name for e in extras[:1] for name in e.tensors if name.startswith("importance")):
             total = torch.stack([e.tensors[name].double() for e in extras]).sum(dim=0)
             mean = total.mean()
             model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))

@@ -17,7 +17,6 @@ from holdfast.federation.passes import one_pass
 from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import cross_entropy, distillation
 from holdfast.methods.base import CE, STRICT, Losses, Method
-from holdfast.models.heads import NotedModel, noted_names
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
 
@@ -51,13 +50,15 @@ class BiC(Method):
         return True
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
-        return NotedModel(spec, rng, {"scale": ((), 1.0), "shift": ((), 0.0)})
+        model = IncrementalModel(spec, rng)
+        model.kinds = {"scale": ((), 1.0), "shift": ((), 0.0)}
+        return model
 
     def build_proxy(self, home: ProxyHome) -> Proxy:
         return LastRound()
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        return noted_names(model)
+        return model.note_names
 
     def stages(self, local: Local) -> Iterable[Stage]:
         held = self.validation(local)
@@ -106,7 +107,6 @@ class BiC(Method):
         return Extras("bias", {"scale": scale, "shift": shift, "images": torch.tensor(len(rows))})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
-        assert isinstance(model, NotedModel)
         for name, neutral in (("scale", 1.0), ("shift", 0.0)):
             values = model.noted(name) if self.keep_all else torch.full_like(model.noted(name), neutral)
             if extras:
@@ -118,7 +118,6 @@ class BiC(Method):
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
         """Without `keep_all` only the newest task is corrected: in mid-task none, for what it has been distilled from
         was corrected already."""
-        assert isinstance(model, NotedModel)
         logits: Tensor = model(images).logits
         scale, shift = model.noted("scale"), model.noted("shift")
         if not self.keep_all and model.growths:

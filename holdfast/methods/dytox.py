@@ -31,18 +31,18 @@ class DyTox(Method):
     clients of a task's last round that have exemplars of old and of new classes fine-tune, and the server averages what
     they tuned by their numbers of exemplars. There is no warm-up: five of 500 epochs are less than a round's first.
     Herding takes the answers to all tokens, of plain images (the official code's were augmented), and memory is one
-    client's own (theirs grew with the number of GPUs). The paper's comparison says ResNet-18: `encoder = "network"`
-    puts the transformer on the last maps of `model.name`."""
+    client's own (theirs grew with the number of GPUs). The paper's comparison says ResNet-18: with `encoder =
+    "network"` the tokens ask the last maps of `model.name`, without blocks of gated attention between."""
 
     name: ClassVar[str] = "dytox"
     about: ClassVar[str] = "DyTox (Douillard et al., 2022): a transformer with one token and one head a task"
 
     encoder: Literal["patches", "network"] = Field(
-        default="patches", description="what the transformer sees: image patches, or the maps of model.name"
+        default="patches", description="what tokens ask: a transformer on image patches, or the maps of model.name"
     )
     width: int = Field(default=384, ge=8, le=4096, description="numbers a patch has")
     heads: int = Field(default=12, ge=1, le=64, description="attention heads; they divide the width")
-    depth: int = Field(default=5, ge=1, le=64, description="blocks of gated attention")
+    depth: int = Field(default=5, ge=1, le=64, description="blocks of gated attention on image patches")
     divergence: float = Field(default=0.1, ge=0, description="weight of telling new classes from old ones")
     temperature: float = Field(default=1.0, gt=0, description="of the distillation, tau")
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")

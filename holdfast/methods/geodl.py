@@ -8,22 +8,22 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.federation.local import Batch, Local
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import cross_entropy, distillation, geodesic_distance, geodesic_flow, subspace
-from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.shared import NearestMean
 
 LEAST = 4  # images of a batch for which there is a subspace to speak of
 
 
 @dataclass(frozen=True, config=STRICT)
-class GeoDL(Method):
+class GeoDL(NearestMean):
     """Features of the old and the new model are compared along the geodesic between the subspaces that the batch spans
     in each: by the cosine under the kernel that integrates all projections on the way. The authors' code takes another
-    distance on pooled maps and approximates the decomposition with random jitter; here it is the closed form, in double
-    precision, with the small-angle series, and no gradient through the kernel. As in the paper's own comparison there
-    is no distillation of outputs, unless `distil`. Federated: all of it is local. The subspaces have at most half the
-    features' dimensions, because nearly whole spaces make it a plain cosine, and two fewer than a batch has images,
-    also where the last batch is a short one."""
+    distance on centred, pooled maps and approximates the decomposition with random jitter; here it is the closed form,
+    in double precision, with the small-angle series, and no gradient through the kernel. As in the paper's own
+    comparison there is no distillation of outputs, unless `distil`. Federated: all of it is local. The subspaces have
+    at most half the features' dimensions, because nearly whole spaces make it a plain cosine, and two fewer than a
+    batch has images, also where the last batch is a short one."""
 
     name: ClassVar[str] = "geodl"
     about: ClassVar[str] = "GeoDL (Simon et al., 2021) with iCaRL: distillation along the geodesic between subspaces"
@@ -31,13 +31,6 @@ class GeoDL(Method):
     strength: float = Field(default=10.0, ge=0, description="weight of the geodesic distance, lambda")
     distil: float = Field(default=0.0, ge=0, description="weight of an added distillation of outputs; 0 as published")
     temperature: float = Field(default=2.0, gt=0, description="of that distillation")
-
-    @property
-    def keeps_memory(self) -> bool:
-        return True
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         output = local.model(batch.images)

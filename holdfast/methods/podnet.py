@@ -1,6 +1,5 @@
 """PODNet (Douillard et al., 2020, Pooled Outputs Distillation for Small-Tasks Incremental Learning)."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -8,12 +7,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from holdfast.federation.local import Batch, Local
-from holdfast.federation.messages import Extras
 from holdfast.losses import nca, pod_flat, pod_spatial
 from holdfast.methods import shared
 from holdfast.methods.base import STRICT, Losses
 from holdfast.models.heads import ProxyModel
-from holdfast.models.incremental import IncrementalModel, ModelSpec
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -21,19 +18,18 @@ class PODNet(shared.ProxyMethod):
     """A classifier of ten proxies a class; distillation of the squared maps of all stages, summed over width and over
     height, and of the pooled features; after each task but the first all proxies are fine-tuned on the balanced
     memory. The shipped margin of the loss is taken from every class and so does nothing: it is left out. Federated:
-    the server makes the proxies of new classes, from the class means that the clients of the growth's round send; old
-    proxies are neither trained nor sent in the main phase; after a task's last round its clients fine-tune the
-    classifier, and the server averages it alone, by their numbers of exemplars. Statistics do not move while fine-
-    tuning."""
+    the server makes the proxies of new classes, also of the first task's, from the class means that the clients of the
+    growth's round send; old proxies are neither trained nor sent in the main phase; after a task's last round those of
+    its clients that have exemplars of old and of new classes fine-tune the classifier, and the server averages it
+    alone, by their numbers of exemplars. A port tunes the backbone too and leaves old proxies out; here all proxies are
+    tuned and nothing else is, nor do statistics move. To answer by the nearest mean the authors take a `spatial` of
+    5."""
 
     name: ClassVar[str] = "podnet"
     about: ClassVar[str] = "PODNet (Douillard et al., 2020): pooled-outputs distillation, proxies, balanced fine-tuning"
 
     spatial: float = Field(default=3.0, ge=0, description="weight of the distillation of maps, lambda_c")
     flat: float = Field(default=1.0, ge=0, description="weight of the distillation of features, lambda_f")
-
-    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
-        return ProxyModel(spec, rng)
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         assert isinstance(local.model, ProxyModel)
@@ -47,15 +43,3 @@ class PODNet(shared.ProxyMethod):
             terms["spatial"] = more * self.spatial * pod_spatial(output.maps, teacher.maps)
             terms["flat"] = more * self.flat * pod_flat(output.features, teacher.features)
         return terms
-
-    def finish_task(self, local: Local) -> Extras | None:
-        classifier = shared.tuned_classifier(local, self.tune_epochs, self.tune_rate)
-        if not classifier:
-            return None
-        return Extras("classifier", {**classifier, "images": torch.tensor(len(local.exemplars))})
-
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
-        if not extras or extras[0].kind == "class sums":
-            shared.place_proxies(model, extras, seed, number)
-            return
-        shared.merge_classifiers(model, extras)

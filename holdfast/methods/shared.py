@@ -1,7 +1,8 @@
-"""What several methods do alike: class means of clients put together, and a classifier made of proxies."""
+"""What several methods do alike: answers by class means that clients put together, and a classifier made of proxies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +11,15 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.federation.local import Local, Preset, Stage
-from holdfast.federation.messages import Extras
+from holdfast.federation.messages import Extras, Moment
 from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import nca
 from holdfast.methods.base import CE, STRICT, Method
 from holdfast.models.heads import ProxyModel
-from holdfast.models.incremental import IncrementalModel
+from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
 
+BEYOND = 2.0  # more than any cosine
 SPREAD = 0.3  # length of the noise that makes proxies of one mean, which has length 1
 
 
@@ -36,6 +38,60 @@ def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
     sums = torch.stack([e.tensors["sums"].double() for e in extras]).sum(dim=0)
     known = torch.stack([e.tensors["counts"] for e in extras]).sum(dim=0) > 0
     return F.normalize(sums, dim=1).float(), known
+
+
+@dataclass(frozen=True, config=STRICT)
+class NearestMean(Method):
+    """What iCaRL and those who build on it can answer by: the head, or the nearest mean of exemplars. For the means the
+    clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
+    model and their number; the server adds them up. A class that none of them holds keeps its mean of before; one that
+    has none at all (new classes in mid-task, or where none of these clients holds it) is the answer where the head
+    says so."""
+
+    inference: Literal["head", "nme"] = Field(
+        default="head", description="who answers: the head, or the nearest mean of exemplars"
+    )
+
+    def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        return IncrementalModel(spec, rng)
+
+    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        model = self.network(spec, rng)
+        if self.inference == "nme":
+            model.kinds = {"mean": ((model.features,), 0.0)}
+        return model
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        return model.note_names
+
+    def visits(self, moment: Moment) -> bool:
+        return self.inference == "nme" and moment == "finish"
+
+    def finish_task(self, local: Local) -> Extras | None:
+        return class_sums(local, local.exemplars)
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+        if extras:
+            means, known = class_means(extras)
+            before = model.noted("mean")
+            model.note("mean", torch.where(known[:, None].to(before.device), means.to(before), before))
+
+    def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
+        output = model(images)
+        logits: Tensor = output.logits
+        if self.inference == "head" or not logits.shape[1]:
+            return logits
+        means = model.noted("mean")
+        cosines = F.normalize(output.features, dim=1) @ means.T  # of unit length both: the largest is the nearest
+        said = F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool()
+        return torch.where(means.any(dim=1), cosines, torch.where(said, BEYOND, -BEYOND))
 
 
 def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
@@ -79,8 +135,9 @@ def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, 
 
 def tuned_classifier(local: Local, epochs: int, rate: float) -> dict[str, Tensor]:
     """All proxies after some epochs on the client's exemplars, which are balanced; the rest of the model stays as it
-    is, its statistics too. Nothing in the first task, as published: there is nothing to balance."""
-    if len(local.registry.growths) < 2 or not len(local.exemplars) or not epochs:
+    is, its statistics too. Only where there are exemplars of old and of new classes, for without both there is nothing
+    to balance: so nothing in the first task, as published."""
+    if not epochs or not local.has_old_and_new:
         return {}
     model = local.model.eval()
     assert isinstance(model, ProxyModel)
@@ -104,7 +161,7 @@ def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None
 
 
 @dataclass(frozen=True, config=STRICT)
-class ProxyMethod(Method):
+class ProxyMethod(NearestMean):
     """What PODNet and AFC, which has PODNet's classifier, do alike."""
 
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
@@ -115,18 +172,32 @@ class ProxyMethod(Method):
     def preset(self) -> Preset:
         return replace(CE, weight_decay=5e-4)
 
-    @property
-    def keeps_memory(self) -> bool:
-        return True
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
+    def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        return ProxyModel(spec, rng)
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        return old_blocks(model)
+        return super().fixed(model) | old_blocks(model)
+
+    def visits(self, moment: Moment) -> bool:
+        return True
 
     def begin_task(self, local: Local) -> Extras:
         return class_sums(local, local.data)
+
+    def finish_task(self, local: Local) -> Extras | None:
+        """The tuned classifier, and what the answers by the nearest mean want; the features do not change by tuning."""
+        found = tuned_classifier(local, self.tune_epochs, self.tune_rate)
+        if self.inference == "nme":
+            found |= class_sums(local, local.exemplars).tensors
+        return Extras("classifier", {**found, "images": torch.tensor(len(local.exemplars))}) if found else None
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+        if not extras or extras[0].kind == "class sums":
+            place_proxies(model, extras, seed, number)
+            return
+        merge_classifiers(model, extras)
+        if self.inference == "nme":
+            super().merge(model, extras, seed, number)
 
     def stages(self, local: Local) -> Iterable[Stage]:
         yield replace(stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)

@@ -100,7 +100,8 @@ class DecoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Images to patches (B, N, D): the transformer's own patches, or the last maps of a convolutional backbone."""
+    """Images to patches (B, N, D): the transformer's own, each with a learned number for its place, through blocks of
+    gated attention; or the last maps of a convolutional backbone as they are."""
 
     def __init__(self, spec: ModelSpec, width: int, heads: int, blocks: int, convolutional: bool) -> None:
         super().__init__()
@@ -108,12 +109,16 @@ class Encoder(nn.Module):
         self.trunk = backbone(spec.image_size, spec.norm) if convolutional else None
         channels = backbone.features if convolutional else 3
         self.patches = nn.Conv2d(channels, width, 1 if convolutional else PATCH, 1 if convolutional else PATCH)
-        self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(blocks))
+        self.positions = None if convolutional else nn.Embedding((spec.image_size // PATCH) ** 2, width)
+        self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(0 if convolutional else blocks))
 
     def forward(self, images: Tensor) -> Tensor:
         maps = F.relu(self.trunk(images)[1][-1]) if self.trunk else images
         grid: Tensor = self.patches(maps)
         x = grid.flatten(2).transpose(1, 2)
+        if self.positions is None:
+            return x
+        x = x + self.positions.weight
         places = relative_places(*grid.shape[-2:]).to(x)
         for block in self.blocks:
             x = block(x, places)
@@ -135,7 +140,7 @@ class TokenModel(IncrementalModel):
             materialise(part, rng)
         self.features = width
         self.tokens = nn.ParameterList()
-        self.blocks = nn.ModuleList()
+        self._start()
         self.divergence: nn.Module | None = None
 
     @property
@@ -148,7 +153,7 @@ class TokenModel(IncrementalModel):
         token = torch.empty(1, 1, self.features).normal_(0, 0.02, generator=rng)
         self.tokens.append(nn.Parameter(token.to(device)))
         with torch.device("meta"):
-            divergence = nn.Linear(self.features, classes + 1)
+            divergence = nn.Sequential(nn.LayerNorm(self.features), nn.Linear(self.features, classes + 1))
         materialise(divergence, rng)
         self.divergence = divergence.to(device)
 

@@ -1,4 +1,4 @@
-"""Heads beyond the linear one, and what a model remembers for its head: each grows by blocks, as the classes do."""
+"""Heads beyond the linear one: each grows by blocks, as the classes do."""
 
 import torch
 import torch.nn.functional as F
@@ -56,34 +56,3 @@ class ProxyModel(IncrementalModel):
             block.weight.normal_(generator=rng)
             block.weight.copy_(F.normalize(block.weight, dim=2))
         return block
-
-
-class NotedModel(IncrementalModel):
-    """A linear head whose model also carries what the server has noted about each class or each growth: buffers that
-    no client trains. `notes` says their names and, for each, the shape a class has and the first value."""
-
-    def __init__(self, spec: ModelSpec, rng: torch.Generator, notes: dict[str, tuple[tuple[int, ...], float]]) -> None:
-        super().__init__(spec, rng)
-        self.kinds = notes
-        self.notes = nn.ModuleList()
-
-    def grow(self, classes: int, rng: torch.Generator) -> None:
-        super().grow(classes, rng)
-        note = nn.Module()
-        for name, (shape, value) in self.kinds.items():
-            note.register_buffer(name, torch.full((classes, *shape), value))
-        self.notes.append(note.to(next(self.backbone.parameters()).device))
-
-    def noted(self, name: str) -> Tensor:
-        """One kind of note, of all classes (C, ...)."""
-        return torch.cat([note.get_buffer(name) for note in self.notes])
-
-    def note(self, name: str, values: Tensor) -> None:
-        """Writes one kind of note for all classes (C, ...)."""
-        for note, part in zip(self.notes, values.split(self.growths), strict=True):
-            note.get_buffer(name).copy_(part)
-
-
-def noted_names(model: IncrementalModel) -> frozenset[str]:
-    """The tensors that hold notes."""
-    return frozenset(name for name in model.state_dict() if name.startswith("notes."))

@@ -28,8 +28,12 @@ class ModelSpec:
     image_size: int
 
 
+Notes = dict[str, tuple[tuple[int, ...], float]]  # name -> the shape that a class has, and the first value
+
+
 class IncrementalModel(nn.Module):
-    """A backbone with one linear block for each growth of the head."""
+    """A backbone with one linear block for each growth of the head. It may also carry what the server notes about each
+    class, in buffers that no client trains; `kinds` says which, before the first growth."""
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__()
@@ -37,8 +41,12 @@ class IncrementalModel(nn.Module):
             self.backbone: nn.Module = BACKBONES[spec.backbone](spec.image_size, spec.norm)
         self.features: int = BACKBONES[spec.backbone].features
         materialise(self.backbone, rng)
-        self.blocks = nn.ModuleList()
+        self._start()
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _start(self) -> None:
+        self.blocks, self.notes = nn.ModuleList(), nn.ModuleList()
+        self.kinds: Notes = {}
 
     @property
     def growths(self) -> list[int]:
@@ -47,7 +55,12 @@ class IncrementalModel(nn.Module):
 
     def grow(self, classes: int, rng: torch.Generator) -> None:
         """Appends a block of new classes; old logits keep their bits, which one wider matrix would not promise."""
-        self.blocks.append(self.new_block(classes, rng).to(next(self.backbone.parameters()).device))
+        device = next(self.backbone.parameters()).device
+        self.blocks.append(self.new_block(classes, rng).to(device))
+        note = nn.Module()
+        for name, (shape, value) in self.kinds.items():
+            note.register_buffer(name, torch.full((classes, *shape), value))
+        self.notes.append(note.to(device))
 
     def new_block(self, classes: int, rng: torch.Generator) -> nn.Module:
         """The part of the head that is for new classes: features (B, d) to their logits."""
@@ -65,6 +78,20 @@ class IncrementalModel(nn.Module):
     def forward(self, images: Tensor) -> Output:
         features, maps = self.backbone(images)
         return Output(self.classify(features), features, maps)
+
+    def noted(self, name: str) -> Tensor:
+        """One kind of note, of all classes (C, ...)."""
+        return torch.cat([note.get_buffer(name) for note in self.notes])
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Writes one kind of note for all classes (C, ...)."""
+        for note, part in zip(self.notes, values.split(self.growths), strict=True):
+            note.get_buffer(name).copy_(part)
+
+    @property
+    def note_names(self) -> frozenset[str]:
+        """The tensors that hold notes."""
+        return frozenset(name for name in self.state_dict() if name.startswith("notes."))
 
 
 def grow_to(model: IncrementalModel, growths: Sequence[int], rng: torch.Generator) -> None:

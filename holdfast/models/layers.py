@@ -17,7 +17,8 @@ def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 
 @torch.no_grad()
 def initialise(module: nn.Module, rng: torch.Generator) -> None:
-    """Fills every parameter and buffer: He's normal for convolutions, uniform for linear layers, identity for norms."""
+    """Fills every parameter and buffer: He's normal for convolutions, uniform for linear layers, identity for norms, a
+    narrow normal for tables."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             fan_out = part.out_channels * part.kernel_size[0] * part.kernel_size[1]
@@ -29,6 +30,8 @@ def initialise(module: nn.Module, rng: torch.Generator) -> None:
             part.weight.uniform_(-bound, bound, generator=rng)
             if part.bias is not None:
                 part.bias.uniform_(-bound, bound, generator=rng)
+        elif isinstance(part, nn.Embedding):
+            part.weight.normal_(0.0, 0.02, generator=rng)
         elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             part.weight.fill_(1.0)
             part.bias.zero_()

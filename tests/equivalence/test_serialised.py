@@ -52,27 +52,6 @@ def test_a_round_trip_changes_no_bit(small: dict[str, Any], method: dict[str, An
         assert state.to_bytes() == travelled.population.state(client).to_bytes(), client
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_client_work_changes_neither_state_nor_inbox(small: dict[str, Any], method: dict[str, Any]) -> None:
-    federation, _ = played({**small, "method": method}, Serial())
-
-    class Watching(Serial):
-        def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
-            for state, inbox in zip(states, inboxes, strict=True):
-                before = state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()
-                outcome = work(state, inbox)
-                again = work(state, inbox)
-                assert (state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()) == before
-                assert outcome[0].to_bytes() == again[0].to_bytes()
-                assert outcome[1].to_bytes() == again[1].to_bytes()
-                assert [s.to_bytes() for s in outcome[2]] == [s.to_bytes() for s in again[2]]
-                yield outcome
-
-    watched, _ = played({**small, "method": method}, Watching())
-    for name, tensor in federation.server.weights.items():
-        assert torch.equal(tensor, watched.server.weights[name]), name
-
-
 def test_a_blob_of_another_kind_is_refused() -> None:
     blob = pack("reply", {"x": torch.zeros(2)}, {"samples": 1})
     with pytest.raises(ValueError, match="expected a job"):

@@ -63,18 +63,20 @@ def same(a: Weights, b: Weights) -> bool:
     return all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_the_last_model_of_a_growth_teaches_the_next_two() -> None:
-    proxy = LastRound()
+def test_the_last_model_of_a_growth_teaches_the_next() -> None:
+    """The next one, where everyone is told of a growth; the next two, where clients have to notice it."""
+    proxy, noticed = LastRound(), proxy_of(select=False)
     models = {g: [model_of((2,) * (g + 1), favourite=k) for k in range(2)] for g in range(4)}
     for g, both in models.items():
         for number, model in enumerate(both):
-            proxy.judge(2 * g + number, (2,) * (g + 1), model, [])
-            sent = proxy.teachers(g).models
-            assert list(sent) == [old for old in (g - 2, g - 1) if old >= 0]
-            assert all(same(sent[old], models[old][-1]) for old in sent)
-    assert proxy.teachers(3).before(3) == 2
-    assert proxy.teachers(3).before(2) == 1
-    assert proxy.teachers(3).before(1) == 1  # such a client has missed two growths: the oldest that is sent
+            for chooser, count in ((proxy, 1), (noticed, 2)):
+                chooser.judge(2 * g + number, (2,) * (g + 1), model, [])
+                sent = chooser.teachers(g).models
+                assert list(sent) == list(range(max(0, g - count), g))
+                assert all(same(sent[old], models[old][-1]) for old in sent)
+    assert proxy.teachers(3).before(3) == noticed.teachers(3).before(3) == 2
+    assert noticed.teachers(3).before(2) == 1
+    assert noticed.teachers(3).before(1) == 1  # such a client has missed two growths: the oldest that is sent
     assert proxy.teachers(0).before(0) is None
 
 

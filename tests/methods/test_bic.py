@@ -15,15 +15,14 @@ from holdfast.engines.serial import Serial
 from holdfast.federation.messages import Extras
 from holdfast.losses import distillation
 from holdfast.methods.bic import BiC, fit_correction
-from holdfast.models.heads import NotedModel
-from holdfast.models.incremental import ModelSpec
+from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
 
-def noted_model(growths: tuple[int, ...], scale: list[float], shift: list[float]) -> NotedModel:
+def noted_model(growths: tuple[int, ...], scale: list[float], shift: list[float]) -> IncrementalModel:
     """A model whose growths have been corrected so."""
-    model = model_of(BiC(), NotedModel, growths)
+    model = model_of(BiC(), IncrementalModel, growths)
     for name, values in (("scale", scale), ("shift", shift)):
         model.note(name, torch.repeat_interleave(torch.tensor(values), torch.tensor(growths)))
     return model.eval().requires_grad_(False)
@@ -34,7 +33,7 @@ LABELS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 3])
 LOGITS = 2 * torch.randn(9, 6, generator=torch_generator(8))
 
 
-def terms(teacher: NotedModel | None, logits: Tensor, **method: Any) -> dict[str, Tensor]:
+def terms(teacher: IncrementalModel | None, logits: Tensor, **method: Any) -> dict[str, Tensor]:
     local: Any = SimpleNamespace(model=lambda _: SimpleNamespace(logits=logits), predecessor=teacher)
     batch: Any = SimpleNamespace(images=IMAGES, labels=LABELS)
     return BiC(**method).loss(local, batch)
@@ -260,7 +259,6 @@ def test_a_client_fits_its_validation_images_under_the_broadcast_model_which_sta
 def test_a_correction_is_fitted_to_the_outputs_that_it_is_used_with(grown: Federation) -> None:
     """With all corrections kept, the old outputs beside which the new ones are fitted are corrected ones."""
     model, rows, world = grown.server.model, grown.world.train.by_class, grown.world
-    assert isinstance(model, NotedModel)
     method = BiC(keep_all=True)
     method.merge(model, [], 0, 0)
     model.note("scale", torch.tensor([4.0, 4.0, 4.0, 1.0, 1.0, 1.0]))
@@ -307,7 +305,6 @@ def test_a_run_corrects_its_newest_task_alone_and_clients_do_not_send_it(small: 
     settings = {**small, "plan": {**small["plan"], "class_share": 1.0, "selected": 5, "memory": 24}}
     federation = federation_of("bic", settings)
     model = federation.server.model
-    assert isinstance(model, NotedModel)
     for done in play(federation, Serial()):
         task, ends = done.line["task"], federation.world.plan.ends_task(done.line["round"] - 1)
         scale = model.noted("scale")

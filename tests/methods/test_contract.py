@@ -1,6 +1,7 @@
 """What every method must keep, checked for all of METHODS."""
 
 import random
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from holdfast.data.sources import load_data
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
+from holdfast.federation.client import ClientWork, Outcome
+from holdfast.federation.messages import Inbox, State
 from holdfast.methods import METHODS
 from holdfast.rounds import Federation, play
 
@@ -109,3 +112,27 @@ def test_has_a_line_for_the_list_and_documented_fields(name: str) -> None:
 
 def test_labels_name_what_was_changed() -> None:
     assert METHODS["fedavg"](replay=True).label == "fedavg replay"  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=str)
+def test_a_clients_work_leaves_its_state_and_its_messages_as_they_were(
+    small: dict[str, Any], method: dict[str, Any]
+) -> None:
+    """In every round and every visit; and the same work done again gives the same answer."""
+
+    class Watching(Serial):
+        def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+            for state, inbox in zip(states, inboxes, strict=True):
+                before = state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()
+                outcome, again = work(state, inbox), work(state, inbox)
+                assert (state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()) == before
+                assert outcome[0].to_bytes() == again[0].to_bytes()
+                assert outcome[1].to_bytes() == again[1].to_bytes()
+                assert [s.to_bytes() for s in outcome[2]] == [s.to_bytes() for s in again[2]]
+                yield outcome
+
+    quick = {"iterations": 2, "perturb_steps": 2} if "iterations" in METHODS[method["name"]].__pydantic_fields__ else {}  # type: ignore[attr-defined]
+    plan = {**small["plan"], "tasks": 2, "rounds": 1}
+    settings = {**small, "plan": plan, "method": {**method, **quick}, "train": {"epochs": 1, "batch": 16}}
+    _, _, federation = federation_of(settings)
+    assert len(list(play(federation, Watching()))) == 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from clients import Answers, federation_of
+from clients import Answers, client_of, federation_of, grown_federation
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
@@ -101,6 +101,22 @@ def test_distillation_is_a_quarter_of_t_squared_kl() -> None:
     first = DDE().loss(local, batch)
     assert set(first) == {"classification"}
     torch.testing.assert_close(first["classification"], F.cross_entropy(LOGITS, LABELS))
+
+
+def test_without_neighbours_none_are_sought(small: dict[str, Any]) -> None:
+    """K = 0, through the road that training takes: a mover in the second task has cross-entropy of its own images."""
+    federation = grown_federation("dde", small, (3, 3))
+    rows = federation.world.train.by_class
+    for neighbours in (0, 2):
+        local = client_of(federation, (3, 4), {0: rows[0][:2]})
+        local.predecessor = grown_federation("dde", small, (3,)).server.model.eval()
+        [stage] = DDE(neighbours=neighbours).stages(local)
+        assert ("near" in local.scratch) == bool(neighbours)
+        batch = next(iter(stage.batches(0)))
+        local.model.eval()
+        own = F.cross_entropy(local.model(batch.images).logits, batch.labels)
+        same = torch.equal(DDE(neighbours=neighbours).loss(local, batch)["classification"], own)
+        assert same == (neighbours == 0)
 
 
 Case = tuple[Local, Any, Tensor, torch.nn.Module, Tensor]  # client, batch, its loss, model after it, its logits

@@ -14,9 +14,12 @@ from torch import Tensor
 from holdfast.engines.serial import Serial
 from holdfast.federation.messages import Extras
 from holdfast.losses import weighted_binary_cross_entropy
+from holdfast.methods.afc import AFC
+from holdfast.methods.geodl import GeoDL
 from holdfast.methods.icarl import ICaRL
-from holdfast.methods.shared import class_means, class_sums
-from holdfast.models.heads import NotedModel
+from holdfast.methods.podnet import PODNet
+from holdfast.methods.shared import NearestMean, class_means, class_sums
+from holdfast.models.incremental import IncrementalModel
 from holdfast.rounds import play
 from holdfast.seeding import torch_generator
 
@@ -141,7 +144,7 @@ def test_a_client_without_exemplars_adds_nothing(small: dict[str, Any]) -> None:
 
 def test_the_server_pools_all_clients_exemplars_and_keeps_the_mean_of_a_class_that_nobody_has() -> None:
     method = ICaRL(inference="nme")
-    model = model_of(method, NotedModel, (2, 1)).eval()
+    model = model_of(method, IncrementalModel, (2, 1)).eval()
     d = model.features
     rng = torch_generator(6)
     before = F.normalize(torch.randn(3, d, generator=rng), dim=1)
@@ -162,22 +165,24 @@ def test_the_server_pools_all_clients_exemplars_and_keeps_the_mean_of_a_class_th
     assert torch.equal(model.noted("mean"), means)
 
 
-def test_the_nearest_mean_answers_once_every_class_has_one() -> None:
-    method = ICaRL(inference="nme")
-    model = model_of(method, NotedModel, (2, 2)).eval()
-    images = torch.randn(10, 3, 16, 16, generator=torch_generator(7))
+@pytest.mark.parametrize("method", [ICaRL, GeoDL, PODNet, AFC])
+def test_the_nearest_mean_answers_and_the_head_for_a_class_without_one(method: type[NearestMean]) -> None:
+    nearest = method(inference="nme")
+    model = model_of(nearest, IncrementalModel, (2, 2)).eval()
+    images = torch.randn(40, 3, 16, 16, generator=torch_generator(7))
     output = model(images)
-    directions = output.features[[0, 3, 5, 8]].detach()
-    assert torch.equal(method.predict(model, images), output.logits)
-    model.note("mean", torch.cat([F.normalize(directions[:3], dim=1), torch.zeros(1, model.features)]))
-    assert torch.equal(method.predict(model, images), output.logits)
-    model.note("mean", F.normalize(directions, dim=1))
-    scores = method.predict(model, images)
-    for i in range(10):
-        unit = (output.features[i] / output.features[i].norm()).detach()
-        distances = [float((unit - mean / mean.norm()).norm()) for mean in directions]
-        assert int(scores[i].argmax()) == min(range(4), key=lambda c: distances[c])
-    assert torch.equal(ICaRL(inference="head").predict(model, images), output.logits)
+    said = output.logits.argmax(dim=1).tolist()
+    assert nearest.predict(model, images).argmax(dim=1).tolist() == said  # no class has a mean yet
+    means = F.normalize(output.features[[0, 3, 5, 8]].detach(), dim=1)
+    missing = max(set(said), key=said.count)
+    for lacking in (set(), {missing}, {missing, (missing + 1) % 4}):
+        model.note("mean", torch.stack([0 * mean if c in lacking else mean for c, mean in enumerate(means)]))
+        found = nearest.predict(model, images).argmax(dim=1).tolist()
+        for i in range(40):
+            unit = (output.features[i] / output.features[i].norm()).detach()
+            distances = {c: float((unit - means[c]).norm()) for c in range(4) if c not in lacking}
+            assert found[i] == (said[i] if said[i] in lacking else min(distances, key=lambda c: distances[c]))
+    assert torch.equal(method(inference="head").predict(model, images), output.logits)
 
 
 def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last_model(small: dict[str, Any]) -> None:
@@ -205,7 +210,6 @@ def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last
             assert set(weights) == set(ends[task - 1])
             assert all(torch.equal(weights[name], tensor) for name, tensor in ends[task - 1].items())
     model, world = federation.server.model.eval(), federation.world
-    assert isinstance(model, NotedModel)
     sums = torch.zeros(6, model.features, dtype=torch.float64)
     for client in world.plan.selected[-1]:
         for c, rows in federation.population.state(client).memory.items():
@@ -222,7 +226,7 @@ def test_means_are_asked_for_at_the_end_of_a_task_and_only_where_they_answer(sma
     nearest = ICaRL(inference="nme")
     assert nearest.visits("finish")
     assert not nearest.visits("begin")
-    assert nearest.fixed(model_of(nearest, NotedModel, (2, 1))) == {"notes.0.mean", "notes.1.mean"}
+    assert nearest.fixed(model_of(nearest, IncrementalModel, (2, 1))) == {"notes.0.mean", "notes.1.mean"}
     sent = [
         [
             done.line["bytes"]["server"]["extras"]

@@ -102,11 +102,12 @@ def test_one_step_of_fine_tuning_by_hand(grown: Federation) -> None:
     rows = grown.world.train.by_class
     local = client_of(grown, (3,), {c: rows[c][:2] for c in (0, 1, 3)}, batch=16)
     assert isinstance(local.model, ProxyModel)
+    local.model.log_scale.data.fill_(0.7)
     batch = next(local.batches(local.exemplars, 0))
     before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
     local.model.eval()
     scores = local.model.classify(local.model(batch.images).features.detach())
-    slopes = torch.autograd.grad(nca(scores, batch.labels), local.model.proxies)
+    slopes = torch.autograd.grad(nca(math.exp(0.7) * scores, batch.labels), local.model.proxies)
     tuned = tuned_classifier(local, epochs=1, rate=0.05)
     assert set(tuned) == {"blocks.0.weight", "blocks.1.weight"}
     for i, slope in enumerate(slopes):
@@ -119,7 +120,7 @@ def test_one_step_of_fine_tuning_by_hand(grown: Federation) -> None:
 def test_fine_tuning_lowers_the_loss_and_the_server_weights_by_exemplars(grown: Federation) -> None:
     rows, method = grown.world.train.by_class, PODNet(tune_epochs=4)
     extras = []
-    for memory in ({0: rows[0][:6], 3: rows[3][:6]}, {4: rows[4][:3]}):
+    for memory in ({0: rows[0][:6], 3: rows[3][:6]}, {1: rows[1][:1], 4: rows[4][:2]}):
         local = client_of(grown, (3,), memory)
         images = local.world.transform.plain(local.world.train.images[local.exemplars])
         labels = local.labels_of(local.exemplars)
@@ -140,7 +141,19 @@ def test_fine_tuning_lowers_the_loss_and_the_server_weights_by_exemplars(grown: 
 def test_without_exemplars_or_epochs_nothing_is_tuned(grown: Federation) -> None:
     rows = grown.world.train.by_class
     assert PODNet().finish_task(client_of(grown, (3,), {})) is None
-    assert PODNet(tune_epochs=0).finish_task(client_of(grown, (3,), {0: rows[0][:2]})) is None
+    both = {0: rows[0][:2], 3: rows[3][:2]}
+    assert PODNet(tune_epochs=0).finish_task(client_of(grown, (3,), both)) is None
+    assert PODNet(tune_epochs=1).finish_task(client_of(grown, (3,), both)) is not None
+
+
+def test_clients_with_old_or_new_exemplars_alone_tune_nothing_and_tell_their_class_sums(grown: Federation) -> None:
+    rows = grown.world.train.by_class
+    for c in (0, 3):  # a stayer, a newcomer
+        assert PODNet().finish_task(client_of(grown, (3,), {c: rows[c][:4]})) is None
+        sent = PODNet(inference="nme").finish_task(client_of(grown, (3,), {c: rows[c][:4]}))
+        assert sent is not None
+        assert set(sent.tensors) == {"sums", "counts", "images"}
+        assert int(sent.tensors["counts"][c]) == 4
 
 
 def test_the_first_task_is_not_fine_tuned(small: dict[str, Any]) -> None:

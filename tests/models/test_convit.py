@@ -23,9 +23,16 @@ from holdfast.seeding import torch_generator
 IMAGES = torch.randn(3, 3, 16, 16, generator=torch_generator(3))
 
 
-def net(growths: tuple[int, ...] = (), seed: int = 0, convolutional: bool = False, width: int = 16) -> TokenModel:
-    spec = ModelSpec("convnet", "batch", 16)
-    model = TokenModel(spec, torch_generator(seed), width=width, heads=4, blocks=2, convolutional=convolutional)
+def net(
+    growths: tuple[int, ...] = (),
+    seed: int = 0,
+    convolutional: bool = False,
+    width: int = 16,
+    size: int = 16,
+    blocks: int = 2,
+) -> TokenModel:
+    spec = ModelSpec("convnet", "batch", size)
+    model = TokenModel(spec, torch_generator(seed), width=width, heads=4, blocks=blocks, convolutional=convolutional)
     for i, classes in enumerate(growths):
         model.grow(classes, torch_generator(seed, "growth", i))
     return model.eval()
@@ -49,7 +56,7 @@ def test_there_are_as_many_tokens_and_heads_as_tasks(convolutional: bool) -> Non
         assert len(model.tokens) == len(model.blocks) == tasks
         assert output.logits.shape == (3, classes)
         assert output.features.shape == (3, 16 * tasks)
-        assert model.divergence.out_features == new + 1  # type: ignore[union-attr]
+        assert model.divergence[1].out_features == new + 1  # type: ignore[index]
     assert model.growths == [3, 2, 4]
 
 
@@ -113,7 +120,7 @@ def test_initial_weights_come_from_the_given_generator_alone() -> None:
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_a_patch_has_four_by_four_pixels(size: int) -> None:
-    model = net()
+    model = net(size=size)
     assert model.backbone(torch.zeros(2, 3, size, size)).shape == (2, (size // 4) ** 2, 16)
     moved = torch.zeros(1, 3, 16, 16)
     moved[:, :, 4:8, 8:12] = 1.0  # the second row's third patch
@@ -127,11 +134,28 @@ def test_the_papers_size_by_hand() -> None:
     d, h = 384, 12
     model = TokenModel(ModelSpec("convnet", "batch", 32), torch_generator(0), d, h, 5, convolutional=False)
     mlp, norms = 4 * d * d + 4 * d + 4 * d * d + d, 4 * d
-    encoder = 5 * (2 * d * d + d * d + d * d + d + 4 * h + h + mlp + norms) + 4 * 4 * 3 * d + d
+    encoder = 5 * (2 * d * d + d * d + d * d + d + 4 * h + h + mlp + norms) + 4 * 4 * 3 * d + d + 8 * 8 * d
     decoder = d * d + 2 * d * d + d * d + d + mlp + norms
     assert sum(p.numel() for p in model.parameters()) == encoder + decoder
     model.grow(10, torch_generator(1))
-    assert sum(p.numel() for p in model.parameters()) - encoder - decoder == d + 2 * d + 10 * d + 10 + 11 * d + 11
+    assert sum(p.numel() for p in model.parameters()) - encoder - decoder == 5 * d + 10 * d + 10 + 11 * d + 11
+
+
+def test_every_patch_has_a_learned_number_for_its_place() -> None:
+    """Without blocks an equal picture everywhere differs by them alone."""
+    model = net(blocks=0)
+    found = model.backbone(torch.ones(1, 3, 16, 16))[0]
+    table = model.backbone.get_submodule("positions").weight
+    torch.testing.assert_close(found - found[0], table - table[0])
+    assert 0.01 < float(table.detach().std()) < 0.03
+
+
+def test_on_a_network_tokens_ask_its_last_maps_directly() -> None:
+    model = net(convolutional=True)
+    maps = model.backbone.get_submodule("trunk")(IMAGES)[1][-1].relu()
+    weight = model.backbone.get_submodule("patches").weight[:, :, 0, 0]
+    bias = model.backbone.get_submodule("patches").bias
+    torch.testing.assert_close(model.backbone(IMAGES), maps.flatten(2).transpose(1, 2) @ weight.T + bias)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 3), (4, 4)])
