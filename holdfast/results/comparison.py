@@ -9,14 +9,17 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.errors import HoldfastError
 from holdfast.results.record import Result
-from holdfast.results.tables import percent
+from holdfast.results.tables import names_of, percent
 
 REAL = 0.05  # a difference is called real below this probability of chance
+ROUNDING = 1e-9  # differences that vary by no more are the same
 MEASURES = {
     "accuracy": "accuracy",
     "f1": "macro_f1",
@@ -52,6 +55,10 @@ class Comparison:
     rows: tuple[Row, ...]
     reference: str
 
+    @property
+    def tested(self) -> bool:
+        return any(row.chance is not None for row in self.rows)
+
     def best(self, seen: int | None) -> float:
         """The best figure after so many classes; of the averages, if no number is given."""
         if seen is None:
@@ -65,15 +72,14 @@ def compared(results: Sequence[Result], reference: str | None = None, measure: s
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
-    labels = [next(iter(seeds.values())).method for seeds in experiments.values()]
-    names = [x if labels.count(x) == 1 else f"{x} #{key}" for x, key in zip(labels, experiments, strict=True)]
+    names = names_of(results)
     rows = []
-    for name, seeds in zip(names, experiments.values(), strict=True):
+    for experiment, seeds in experiments.items():
         curves = [_curve(seeds[seed], measure) for seed in sorted(seeds)]
         averages = tuple(mean(curve) for curve in curves)
         seen = accumulate(next(iter(seeds.values())).task_sizes)
         curve = dict(zip(seen, map(mean, zip(*curves, strict=True)), strict=True))
-        rows.append(Row(name, tuple(sorted(seeds)), curve, averages))
+        rows.append(Row(names[experiment], tuple(sorted(seeds)), curve, averages))
     chosen = next((row for row in rows if row.method == reference), rows[-1])
     columns = tuple(sorted({seen for row in rows for seen in row.curve}))
     return Comparison(results[0].dataset, measure, columns, tuple(_tested(rows, chosen)), chosen.method)
@@ -116,7 +122,7 @@ def paired(differences: Sequence[float]) -> float | None:
     all differences are the same, which says nothing about chance."""
     from scipy.stats import t  # here, because it takes a second that most commands need not wait
 
-    if len(differences) < 2 or stdev(differences) == 0:
+    if len(differences) < 2 or stdev(differences) <= ROUNDING:
         return None
     error = stdev(differences) / len(differences) ** 0.5
     return float(2 * t.sf(abs(mean(differences)) / error, len(differences) - 1))
@@ -148,19 +154,21 @@ def _head(table: Comparison) -> list[str]:
 
 def note(table: Comparison) -> str:
     """What the marks mean."""
-    tests = "paired t-test over seeds, Holm's correction"
-    return f"improvement: of {table.reference} over the method, in points; *: real ({tests}, p < {REAL})"
+    tests = f"; *: real (paired t-test over seeds, Holm's correction, p < {REAL})" if table.tested else ""
+    return f"improvement: of {table.reference} over the method, in points{tests}"
 
 
-def as_text(table: Comparison) -> Table:
-    title = f"{table.dataset}: {table.measure} in %, mean over seeds (± standard deviation)"
-    caption = escape(note(table))
-    view = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption)
+def as_text(table: Comparison) -> Group:
+    """Title and note are no part of the table, which may be narrower than they are."""
+    title = f"{table.dataset}: {table.measure} in %"
+    if any(len(row.seeds) > 1 for row in table.rows):
+        title += ", mean over seeds (± standard deviation)"
+    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, column in enumerate(_head(table)):
         view.add_column(column, justify="right" if i else "left", no_wrap=True)
     for line in _cells(table, ("[bold]", "[/bold]")):
         view.add_row(escape(line[0]), *line[1:])
-    return view
+    return Group(Text(title, style="table.title"), view, Text(note(table), style="table.caption"))
 
 
 def as_markdown(table: Comparison) -> str:

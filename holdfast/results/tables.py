@@ -33,15 +33,16 @@ def result_table(result: Result) -> Table:
     return table
 
 
-def result_lines(result: Result) -> list[str]:
-    """The headline numbers in words."""
+def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
+    """The headline numbers in words; `clients` are the clients' names, where they have any."""
+    worst = int(result.worst_client["client"])
     words = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
     groups = ", ".join(f"{words[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
     sent = {way: count / 1e6 for channel in result.bytes.values() for way, count in channel.items()}
     lines = [
         f"average {percent(result.average_accuracy)}, last {percent(result.last_accuracy)}, "
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
-        f"on the classes they have held: {groups}; worst: client {result.worst_client['client']:.0f} with "
+        f"on the classes they have held: {groups}; worst: {clients[worst] if clients else f'client {worst}'} with "
         f"{percent(result.worst_client['accuracy'])}",
         f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back"
         + (f" and {sent['extras']:.2f} MB of extras" if sent.get("extras") else "")
@@ -63,18 +64,33 @@ def result_lines(result: Result) -> list[str]:
 
 
 def by_protocol(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results on each data set; where there are several ways of dividing it into tasks, on each of them."""
+    """The results on each data set; where there are several ways of dividing it into tasks, on each of them, named by
+    their number, or by their sizes where that would not tell them apart."""
     groups: dict[tuple[str, tuple[int, ...]], list[Result]] = {}
     for result in results:
         groups.setdefault((result.dataset, tuple(result.task_sizes)), []).append(result)
     several = Counter(dataset for dataset, _ in groups)
-    return {
-        dataset if several[dataset] == 1 else f"{dataset}, {len(sizes)} tasks, {sum(sizes)} classes": some
-        for (dataset, sizes), some in groups.items()
-    }
+    alike = Counter((dataset, shape(sizes)) for dataset, sizes in groups)
+    named = {}
+    for (dataset, sizes), some in groups.items():
+        ways = shape(sizes) if alike[dataset, shape(sizes)] == 1 else f"tasks of {', '.join(map(str, sizes))} classes"
+        named[dataset if several[dataset] == 1 else f"{dataset}, {ways}"] = some
+    return named
 
 
-def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
+def shape(sizes: Sequence[int]) -> str:
+    """A way of dividing classes into tasks, in short."""
+    return f"{len(sizes)} task{'s' * (len(sizes) > 1)}, {sum(sizes)} classes"
+
+
+def names_of(results: Iterable[Result]) -> dict[str, str]:
+    """What to call each experiment: its method, and its number where others of that method differ in other settings."""
+    methods = {result.experiment: result.method for result in results}
+    several = Counter(methods.values())
+    return {key: method if several[method] == 1 else f"{method} #{key}" for key, method in methods.items()}
+
+
+def comparison(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters; and,
     if LGA is among them, what it has over each in points of average accuracy, paired by seed, ± standard error."""
     experiments: dict[str, dict[int, Result]] = {}
@@ -83,10 +99,10 @@ def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
     groups = [list(seeds.values()) for seeds in experiments.values()]
     groups.sort(key=lambda group: mean(r.average_accuracy for r in group))
     seen = sorted({classes for group in groups for classes in accumulate(group[0].task_sizes)})
-    labels = [group[0].method for group in groups]
+    names = names_of(results)
     lga = {r.seed: r.average_accuracy for group in groups if group[0].method == REFERENCE for r in group}
     rows = []
-    for group, label in zip(groups, labels, strict=True):
+    for group in groups:
         after = zip(*(r.accuracy_after_task for r in group), strict=True)
         at = dict(zip(accumulate(group[0].task_sizes), map(mean, after), strict=True))
         spread = [
@@ -94,10 +110,9 @@ def comparison(results: Iterable[Result]) -> tuple[list[str], list[list[str]]]:
             _with_deviation([r.last_accuracy for r in group]),
             _with_deviation([r.forgetting for r in group if r.forgetting is not None]),
         ]
-        # Two experiments of one method differ in some other setting: their numbers tell them apart.
-        name = label if labels.count(label) == 1 else f"{label} #{group[0].experiment}"
         cells = [percent(at[classes]) if classes in at else "" for classes in seen]
-        over = [lga[r.seed] - r.average_accuracy for r in group if r.seed in lga and label != REFERENCE]
+        over = [lga[r.seed] - r.average_accuracy for r in group if r.seed in lga and group[0].method != REFERENCE]
+        name = names[group[0].experiment]
         rows.append([name, str(len(group)), *cells, *spread, *([_with_error(over)] if lga else [])])
     head = ["method", "seeds", *map(str, seen), "average", "last", "forgotten"]
     return [*head, f"{REFERENCE} over it"] if lga else head, rows

@@ -110,6 +110,15 @@ def test_differences_without_variance_say_nothing_about_chance() -> None:
     assert (quarter.improvement, quarter.chance, quarter.real) == (0.25, None, False)
 
 
+def test_rounding_is_no_variance() -> None:
+    """A gain of two images of sixty in every seed."""
+    runs = [result("a", s, hits / 60) for s, hits in enumerate((31, 37, 44))]
+    runs += [result("lga", s, (hits + 2) / 60) for s, hits in enumerate((31, 37, 44))]
+    a, _ = compared(runs).rows
+    assert stdev(b - c for b, c in zip(compared(runs).rows[1].averages, a.averages, strict=True)) > 0
+    assert (a.improvement, a.chance, a.real) == (pytest.approx(2 / 60), None, False)
+
+
 def with_chance(method: str, chance: float) -> list[Result]:
     """Two seeds whose differences d + e and d - e from 0.8 have this probability: 1 - 2/pi atan(d / e)."""
     e = 0.001
@@ -194,6 +203,25 @@ def test_text(table: Comparison) -> None:
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
     found = [re.split(r"\s{2,}", line.strip()) for line in lines if line.strip().startswith(NAMES)]
     assert found == CELLS
+
+
+def test_a_title_is_as_wide_as_the_screen_and_not_as_the_table() -> None:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(as_text(compared(LGA)))
+    lines = [line.strip() for line in capture.get().splitlines()]
+    assert lines[0] == "glyphs: accuracy in %, mean over seeds (± standard deviation)"
+    assert lines[-1] == "improvement: of lga over the method, in points"
+
+
+def test_a_test_that_cannot_be_made_is_not_explained(table: Comparison) -> None:
+    assert "paired t-test" in note(table)
+    one = compared([FEDAVG[1], LGA[0]])
+    assert note(one) == "improvement: of lga over the method, in points"
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(as_text(one))
+    assert capture.get().splitlines()[0].strip() == "glyphs: accuracy in %"
 
 
 def test_markdown(table: Comparison) -> None:

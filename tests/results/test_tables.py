@@ -63,6 +63,7 @@ def test_a_result_task_by_task() -> None:
     lines = " ".join(result_lines(result()))
     assert "moved on (Zn) 40.0, joined (Za) 60.0; worst: client 3 with 10.0" in lines
     assert "2.0 MB sent to clients, 1.0 MB back, 2.0 s" in lines
+    assert "; worst: west with 10.0" in " ".join(result_lines(result(), ["north", "south", "east", "west"]))
 
 
 def test_seeds_are_averaged_and_counted_once() -> None:
@@ -139,3 +140,12 @@ def test_other_tasks_are_another_protocol() -> None:
         "glyphs, 3 tasks, 4 classes": 1,
         "digits": 1,
     }
+
+
+def test_protocols_that_differ_in_the_sizes_of_tasks_alone_stay_apart() -> None:
+    groups = by_protocol([result(task_sizes=sizes) for sizes in ([2, 4], [4, 2], [6])])
+    assert list(groups) == [
+        "glyphs, tasks of 2, 4 classes",
+        "glyphs, tasks of 4, 2 classes",
+        "glyphs, 1 task, 6 classes",
+    ]
