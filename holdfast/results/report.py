@@ -21,7 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
 from holdfast.results.record import Result, read_record, read_result
-from holdfast.results.tables import NUMBER, by_protocol, percent
+from holdfast.results.tables import NUMBER, by_protocol, names_of, percent, shape
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
 CONFUSED = 15  # pairs of classes in the table of confusions
@@ -42,10 +42,6 @@ class View:
     config: dict[str, Any]
     plan: dict[str, Any] | None  # records that travel without their plan have none
 
-    @property
-    def name(self) -> str:
-        return f"{self.result.method}, seed {self.result.seed}"
-
 
 def read_view(folder: Path) -> View:
     result, lines = read_result(folder), read_record(folder)
@@ -57,33 +53,41 @@ def read_view(folder: Path) -> View:
         raise HoldfastError(f"a file in {folder} is damaged ({error}); delete the folder and run it again") from error
 
 
-def write_report(folders: Sequence[Path], file: Path) -> None:
-    """The page of these runs; a folder that holds runs stands for all of them."""
-    write_atomic(file, page([read_view(folder) for folder in runs_in(folders)]).encode())
+def write_report(folders: Sequence[Path], file: Path) -> list[Path]:
+    """The page of these runs, and which they are; a folder that holds runs stands for all of them, and a run that is in
+    several folders counts once."""
+    views: dict[tuple[str, int], View] = {}
+    for view in map(read_view, runs_in(folders)):
+        views.setdefault((view.result.experiment, view.result.seed), view)
+    write_atomic(file, page(list(views.values())).encode())
+    return [view.folder for view in views.values()]
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
     """These runs, each once; a folder that holds runs stands for all of them, and a file beside them for nothing."""
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for folder in folders:
         inside = (
             [folder] if (folder / "result.json").exists() else sorted(r.parent for r in folder.rglob("result.json"))
         )
         if not inside and not folder.is_file():
             raise HoldfastError(f"{folder} holds no finished run; give the folder of a run, or of several")
-        found |= dict.fromkeys(inside)
+        for run in inside:
+            found.setdefault(run.resolve(), run)
     if not found:
         raise HoldfastError(f"{folders[0]} is not the folder of a run; give the folder of a run, or of several")
-    return list(found)
+    return list(found.values())
 
 
 def page(views: Sequence[View]) -> str:
     results = [view.result for view in views]
     groups = by_protocol(results)
     parts = [_heading(views)]
+    names: dict[str, str] = {}
     for data, some in groups.items():
+        names |= names_of(some)
         parts += [_headlines(some, data if len(groups) > 1 else ""), _together(data, some)]
-    parts += [_details(view, is_open=len(views) == 1) for view in views]
+    parts += [_details(view, names[view.result.experiment], is_open=len(views) == 1) for view in views]
     title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
     return TEMPLATE.replace("{{title}}", escape(title)).replace("{{body}}", "\n".join(parts))
 
@@ -92,7 +96,7 @@ def _heading(views: Sequence[View]) -> str:
     results = [view.result for view in views]
     methods, data = (dict.fromkeys(getattr(r, key) for r in results) for key in ("method", "dataset"))
     seeds = sorted({result.seed for result in results})
-    shapes = dict.fromkeys(f"{len(r.task_sizes)} tasks, {sum(r.task_sizes)} classes" for r in results)
+    shapes = dict.fromkeys(shape(result.task_sizes) for result in results)
     facts = [
         f"{len(results)} run{'s' * (len(results) > 1)}",
         f"method{'s' * (len(methods) > 1)} {', '.join(methods)}",
@@ -121,7 +125,8 @@ def _headlines(results: Sequence[Result], data: str) -> str:
         "time": f"{mean(sum(r.seconds.values()) for r in best):,.0f} s",
     }
     items = "".join(f"<div><b>{escape(value)}</b><span>{escape(word)}</span></div>" for word, value in cards.items())
-    whose = "" if len(experiments) == 1 else f" of the best on average, {escape(best[0].method)}"
+    name = names_of(results)[best[0].experiment]
+    whose = "" if len(experiments) == 1 else f" of the best on average, {escape(name)}"
     whose += f" on {escape(data)}" if data else ""
     return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
 
@@ -129,24 +134,25 @@ def _headlines(results: Sequence[Result], data: str) -> str:
 def _together(data: str, results: Sequence[Result]) -> str:
     """Curves with bands, and the table of all experiments on one data set."""
     table = comparison.compared(results, "lga" if any(result.method == "lga" for result in results) else None)
-    names = {row.method for row in table.rows}
+    names = names_of(results)
     runs: dict[str, dict[int, list[float]]] = {row.method: {} for row in table.rows}
     lost: dict[str, list[float]] = {row.method: [] for row in table.rows}
     for result in results:
-        name = result.method if result.method in names else f"{result.method} #{result.experiment}"
+        name = names[result.experiment]
         runs[name][result.seed] = [100 * value for value in result.accuracy_after_task]
         if result.forgetting is not None:
             lost[name].append(result.forgetting)
     series = {row.method: (list(row.curve), list(runs[row.method].values())) for row in table.rows}
     chart = svg.curves(series, "classes seen", f"accuracy on all seen classes on {data}")
     rows = [[name, seed, *[f"{v:.2f}" for v in curve]] for name, of in runs.items() for seed, curve in of.items()]
-    numbers = _csv([["method", "seed", "after task 1, 2, ..."], *rows])
+    after = [f"after task {t + 1}" for t in range(len(results[0].task_sizes))]
+    numbers = _csv([["method", "seed", *after], *rows])
     note = "Accuracy in % on all classes seen by then."
     if any(len(of) > 1 for of in runs.values()):
         note += " Bands: from the worst to the best seed."
     body = _figure(chart, f"{note} {_link(numbers, 'accuracy.csv')}")
     if len(table.rows) > 1:
-        head = ["method", "seeds", *map(str, table.seen), "average", "forgotten", f"{table.reference} over it", "p"]
+        head = ["method", "seeds", *map(str, table.seen), "average", "forgotten", f"{table.reference} over it"]
         cells = [
             [
                 row.method,
@@ -155,23 +161,26 @@ def _together(data: str, results: Sequence[Result]) -> str:
                 comparison.spread(row.averages),
                 comparison.spread(lost[row.method]) if lost[row.method] else "-",
                 "-" if row.improvement is None else f"{100 * row.improvement:+.1f}",
-                "-" if row.chance is None else f"{row.chance:.3g}",
+                *(["-" if row.chance is None else f"{row.chance:.3g}"] if table.tested else []),
             ]
             for row in table.rows
         ]
-        body += _table(
-            "All experiments; p: paired t-test over seeds, with Holm's correction", head, cells, "comparison.csv"
-        )
+        title = "All experiments"
+        if table.tested:
+            head.append("p")
+            title += "; p: paired t-test over seeds, with Holm's correction"
+        body += _table(title, head, cells, "comparison.csv")
     return f"<section><h2>Accuracy on {escape(data)}</h2>{body}</section>"
 
 
-def _details(view: View, is_open: bool) -> str:
-    """Everything about one run."""
+def _details(view: View, name: str, is_open: bool) -> str:
+    """Everything about one run, which is called as in the table of all; its folder tells it from any other."""
     parts = [_matrix(view), _forgetting(view), _fairness(view), _detector(view), _bytes(view), _seconds(view)]
     parts += [_confusion(view), _pictures(view), _config(view)]
     inner = "".join(part for part in parts if part)
     state = " open" if is_open else ""
-    return f"<details class=run{state}><summary><h2>{escape(view.name)}</h2></summary>{inner}</details>"
+    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.folder))}</span>"
+    return f"<details class=run{state}><summary>{title}</summary>{inner}</details>"
 
 
 def _matrix(view: View) -> str:
@@ -245,9 +254,10 @@ def _fairness(view: View) -> str:
 
 
 def _detector(view: View) -> str:
-    """When clients noticed new classes, and when they were wrong."""
+    """When clients noticed new classes, and when they were wrong; nothing for those who are told."""
     found = view.result.detection
-    if not found or not found["transitions"]:
+    told = view.config and view.config["method"].get("detector", "oracle") == "oracle"
+    if told or not found or not found["transitions"]:
         return ""
     kinds = {"noticed at once": "hits", "missed": "misses", "noticed late": "late", "false alarm": "false_alarms"}
     happened = [

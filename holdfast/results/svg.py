@@ -1,9 +1,10 @@
-"""Small charts as SVG text that takes its colours from the page's style, so that they fit light and dark."""
+"""Small charts as SVG or HTML that take their colours from the page's style, so that they fit light and dark."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import mean
 
+ROUND = 96.0  # the width of "round 100" on a phone
 SERIES = 8  # colours --c0 to --c7 of the page
 
 
@@ -37,12 +38,12 @@ def curves(series: Series, x_label: str, label: str) -> str:
 
     def at(x: float, y: float) -> tuple[float, float]:
         place = (x - low) / (high - low) if high > low else 0.5
-        return left + place * (width - left - 16), top + (1 - y / 100) * (height - top - bottom)
+        return left + place * (width - left - 24), top + (1 - y / 100) * (height - top - bottom)
 
     parts = []
     for tick in range(0, 101, 20):
         _, y = at(low, tick)
-        parts.append(_line(left, y, width - 16, y, "grid") + _text(left - 6, y + 4, str(tick), "end"))
+        parts.append(_line(left, y, width - 24, y, "grid") + _text(left - 6, y + 4, str(tick), "end"))
     ticks = across if len(across) <= 12 else across[:: -(-len(across) // 12)]
     parts += [_text(at(x, 0)[0], height - bottom + 18, f"{x:g}") for x in ticks]
     parts.append(_text((left + width) / 2, height - 4, x_label))
@@ -73,20 +74,20 @@ def _mark(index: int) -> str:
 
 
 def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequence[int] | None = None) -> str:
-    """Horizontal bars with their numbers."""
-    step, name_width, width = 22.0, 150.0, 640.0
+    """Horizontal bars with their numbers: HTML, which gives names and numbers the room they need on any screen."""
     most = max([abs(value) for value in values.values()] + [1e-9])
     parts = []
     for i, (name, value) in enumerate(values.items()):
-        y = i * step
-        length = abs(value) / most * (width - name_width - 90)
         shade = colour(shades[i] if shades else 0)
-        short = name if len(name) < 24 else f"{name[:22]}…"
-        parts.append(_text(name_width - 8, y + 15, short, "end"))
-        place = f'x="{name_width}" y="{y + 4:.1f}" width="{max(length, 1):.1f}" height="14" rx="2"'
-        parts.append(f'<rect {place} style="fill:{shade}"/>')
-        parts.append(_text(name_width + length + 6, y + 15, f"{value:.4g}{unit}", "start"))
-    return _frame(width, max(step * len(values), step), label, "".join(parts))
+        parts.append(_name(name))
+        parts.append(f'<i style="width:{100 * abs(value) / most:.1f}%;background:{shade}"></i>')
+        parts.append(f"<span>{escape(f'{value:.4g}{unit}')}</span>")
+    return f'<div class="bars" role="img" aria-label="{escape(label, quote=True)}">{"".join(parts)}</div>'
+
+
+def _name(name: str) -> str:
+    """The browser shortens it to the room there is; the whole name is shown to who points at it."""
+    return f'<div class="name" title="{escape(name, quote=True)}">{escape(name)}</div>'
 
 
 def events(
@@ -101,14 +102,20 @@ def events(
     ]
     for i, name in enumerate(rows):
         y = i * step + step / 2
-        parts.append(_text(name_width - 6, y + 4, name if len(name) < 16 else f"{name[:14]}…", "end"))
+        place = f'x="0" y="{i * step:.1f}" width="{name_width - 6:g}" height="{step:g}"'
+        parts.append(f"<foreignObject {place}>{_name(name)}</foreignObject>")
         parts.append(_line(name_width, y, width - 8, y, "faint"))
     for k, (kind, places) in enumerate(marks.items()):
         for row, column in places:
             x, y = name_width + (column + 0.5) * across, row * step + step / 2
             title = f"<title>{escape(kind)}: {escape(rows[row])}, round {column + 1}</title>"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="fill:{colour(k)}">{title}</circle>')
-    parts += [_text(name_width + (start + 0.5) * across, height - 6, f"round {start + 1}", "start") for start in bounds]
+    free = 0.0
+    for start in bounds:
+        x = name_width + (start + 0.5) * across
+        if free <= x <= width - ROUND:
+            parts.append(_text(x, height - 6, f"round {start + 1}", "start"))
+            free = x + ROUND
     legend = "".join(
         f'<span><i style="background:{colour(k)}"></i>{escape(kind)}</span>' for k, kind in enumerate(marks)
     )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,7 +30,7 @@ from holdfast.experiment import run_to_folder
 from holdfast.results import svg
 from holdfast.results.comparison import compared
 from holdfast.results.record import Result, read_result, write_result
-from holdfast.results.report import write_report
+from holdfast.results.report import TEMPLATE, write_report
 
 SMALL: dict[str, Any] = {
     "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
@@ -194,6 +195,7 @@ def test_the_matrix(page: Page, result: Result) -> None:
         assert row == [str(t + 1), *own, *[""] * (2 - t), *percents([result.accuracy_after_task[t]])]
     numbers = [[float(value) for value in row[1:]] for row in page.csv["matrix.csv"][1:]]
     assert numbers == result.accuracy_matrix
+    assert page.csv["accuracy.csv"][0] == ["method", "seed", "after task 1", "after task 2", "after task 3"]
     assert [float(v) for v in page.csv["accuracy.csv"][1][2:]] == pytest.approx(
         [100 * value for value in result.accuracy_after_task], abs=0.005
     )
@@ -308,6 +310,45 @@ def test_the_same_run_twice_counts_once(several: Path, run: Path, tmp_path: Path
     assert len([word for word in page.headings if ", seed " in word]) == 4
 
 
+def test_a_copy_of_a_run_counts_once(several: Path, tmp_path: Path) -> None:
+    shutil.copytree(several, tmp_path / "copy")
+    folders = write_report([several, several / ".." / several.name, tmp_path / "copy"], tmp_path / "report.html")
+    assert folders == sorted(several.iterdir())
+    both, once = Page(tmp_path / "report.html"), Page(written(tmp_path / "once.html", several))
+    assert both.text == once.text
+
+
+def test_experiments_of_one_method_have_names_that_tell_them_apart(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    write_result(tmp_path / "other", replace(read_result(run), experiment="x"))
+    page = Page(written(tmp_path / "report.html", run, tmp_path / "other"))
+    names = [row[0] for row in page.table("All experiments")]
+    assert len(set(names)) == 2
+    assert [word for word in page.headings if ", seed 1" in word] == [f"{name}, seed 1" for name in names]
+    assert {str(run), str(tmp_path / "other")} <= set(page.words)
+
+
+def test_a_test_that_cannot_be_made_is_not_explained(several: Path, tmp_path: Path) -> None:
+    page = Page(written(tmp_path / "report.html", several / "a-fedavg-1", several / "b-lga-1"))
+    assert "t-test" not in page.text
+    assert page.csv["comparison.csv"][0][-1].endswith(" over it")
+
+
+def test_protocols_that_differ_in_the_sizes_of_tasks_alone_stay_apart(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    write_result(tmp_path / "other", replace(read_result(run), task_sizes=[1, 2, 3], experiment="x"))
+    page = Page(written(tmp_path / "report.html", run, tmp_path / "other"))
+    assert [word for word in page.headings if word.startswith("Accuracy on")] == [
+        "Accuracy on glyphs, tasks of 2, 2, 2 classes",
+        "Accuracy on glyphs, tasks of 1, 2, 3 classes",
+    ]
+
+
+def test_who_is_told_of_new_classes_has_no_detector(several: Path, tmp_path: Path) -> None:
+    page = Page(written(tmp_path / "report.html", several / "a-fedavg-1"))
+    assert "Detector" not in page.headings
+
+
 def test_runs_of_different_numbers_of_tasks(run: Path, tmp_path: Path) -> None:
     """As in a folder in which somebody keeps everything."""
     play(tmp_path / "two", 1, {"name": "fedavg"}, tasks=2)
@@ -328,6 +369,7 @@ def test_runs_on_different_data_sets(run: Path, tmp_path: Path) -> None:
 def test_a_single_task_has_nothing_to_forget(tmp_path: Path) -> None:
     page = Page(written(tmp_path / "report.html", play(tmp_path / "run", 1, {"name": "fedavg"}, tasks=1)))
     assert "Forgetting" not in page.headings
+    assert "; 1 task, 6 classes." in " ".join(page.words)
     assert "Confusion matrix at the end" in page.headings
 
 
@@ -575,6 +617,21 @@ def test_figures_with_deviations_sort_as_numbers(browser: Browser, all_page: Pat
     assert column(browser, table, 7)[-1] == "-"  # the reference has none
 
 
+def test_a_name_that_begins_with_a_digit_is_no_number(browser: Browser, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    names = ["pear", "3 kings", "apple", "10 green bottles", "fig", "zebra"]
+    plan = json.loads((run / "plan.json").read_text())
+    called = dict(zip(plan["class_names"], names, strict=True))
+    (tmp_path / "run" / "plan.json").write_text(json.dumps({**plan, "class_names": names}))
+    result = read_result(run)
+    write_result(tmp_path / "run", replace(result, classes=[called[name] for name in result.classes]))
+    browser.open(written(tmp_path / "report.html", tmp_path / "run"))
+    table = "document.querySelector('table[aria-label=\"classes.csv\"]')"
+    browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser.click(f"{table}.tHead.rows[0].cells[0].firstElementChild")
+    assert column(browser, table, 0) == ["3 kings", "10 green bottles", "apple", "fig", "pear", "zebra"]
+
+
 def test_runs_open_by_the_keyboard(browser: Browser, all_page: Path) -> None:
     browser.open(all_page)
     first = "document.querySelector('details.run')"
@@ -600,6 +657,34 @@ def test_a_page_fits_its_screen(
         pixels = np.asarray(image.convert("L"))
     assert len(np.unique(pixels)) > 50
     assert 0.005 < np.mean(pixels < 128) < 0.5  # ink on paper
+
+
+CUT = """[...document.querySelectorAll('svg text, svg .name, .bars > *')].filter(one => {
+  const [inner, outer] = [one.getBoundingClientRect(), one.closest('svg, .bars').getBoundingClientRect()];
+  return inner.left < outer.left - 1 || inner.right > outer.right + 1;
+}).map(one => one.textContent)"""
+
+
+@pytest.mark.parametrize("name", ["one_page", "evil_page"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_word_of_a_chart_is_cut(browser: Browser, name: str, width: int, request: pytest.FixtureRequest) -> None:
+    browser.open(request.getfixturevalue(name), width, 844)
+    assert browser.ask("document.querySelectorAll('.bars > span').length") > 5
+    assert browser.ask(CUT) == []
+    starts = "[...document.querySelectorAll('.name')].map(one => getComputedStyle(one).textOverflow)"
+    assert set(browser.ask(starts)) == {"ellipsis"}
+
+
+def test_a_time_line_of_many_tasks_has_room_for_its_words(browser: Browser, tmp_path: Path) -> None:
+    chart = svg.events(["W" * 40], 100, {"noticed": [(0, 3)]}, range(0, 100, 5), "when")
+    (tmp_path / "chart.html").write_text(TEMPLATE.replace("{{body}}", chart))
+    browser.open(tmp_path / "chart.html", 390, 844)
+    assert browser.ask(CUT) == []
+    edges = browser.ask(
+        "[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect()).map(b => [b.x, b.right])"
+    )
+    assert len(edges) > 2
+    assert all(right < left for (_, right), (left, _) in pairwise(edges))
 
 
 def test_dark_for_those_who_want_it(browser: Browser, one_page: Path) -> None:
