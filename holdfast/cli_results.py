@@ -1,8 +1,11 @@
 """The doors to results of several runs: `holdfast compare`, `reproduce`, `report` and `export`."""
 
 import json
+import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,14 +14,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from holdfast.cli_data import Json, Root, out, use_root
-from holdfast.compare import grid, known_runs, parse_seeds, parse_specs, run_all
+from holdfast.compare import Spec, grid, known_runs, names_of_specs, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, load_config, parse_setting
 from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
-from holdfast.experiment import run_name
+from holdfast.experiment import Run, run_name
 from holdfast.files import write_atomic
 from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
-from holdfast.results import comparison
+from holdfast.results import comparison, paper
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.paper_tables import Found, page_of
 from holdfast.results.plots import comparison_curves
@@ -64,29 +67,66 @@ def compare(
     if measure not in comparison.MEASURES:
         raise HoldfastError(f"unknown --measure {measure}; use {', '.join(comparison.MEASURES)}")
     flags = [parse_setting(text) for text in set_ or []]
+    for key, option in (("seed", "--seeds"), ("method.name", "--methods")):
+        if key in dict(flags):
+            raise HoldfastError(f"--set {key} is for all methods and seeds, which {option} lists; use {option}")
     flags += [("data.name", dataset)] if dataset else []
     flags += [parse_setting(f"plan.tasks=[{tasks}]" if "," in tasks else f"plan.tasks={tasks}")] if tasks else []
 
     def build(settings: list[tuple[str, Any]]) -> Config:
         return load_config(config, [*flags, *settings])
 
-    configs = grid(build, parse_specs(methods), parse_seeds(seeds))
-    labels = [build([("method.name", spec.name), *spec.settings]).method.label for spec in parse_specs(methods)]
-    if reference is not None and labels.count(reference) != 1:
-        count = "none" if reference not in labels else "more than one"
-        raise HoldfastError(f"--reference {reference!r} is {count} of the methods compared: {', '.join(labels)}")
-    results = [run.result for run in run_all(configs, runs)]
-    table = comparison.compared(results, reference, measure)
+    specs, numbers = parse_specs(methods), parse_seeds(seeds)
+    configs = grid(build, specs, numbers)
+    names = names_of_specs(specs, configs[:: len(numbers)])
+    chosen = None if reference is None else _reference(reference, specs, names)
+    if save:
+        _check_folder(save)
     if picture:
+        _check_folder(picture.parent)
+        if picture.is_dir():
+            raise HoldfastError(f"cannot write {picture}, which is a folder; name a PNG file")
+    done = _run_all(configs, runs)
+    results = [replace(run.result, method=names[i // len(numbers)]) for i, run in enumerate(done)]
+    table = comparison.compared(results, chosen, measure)
+    if form == "text" and not as_json:
+        width = 32 + max(len(name) for name in names) + 8 * len(table.seen)
+        out.print(comparison.as_text(table), width=max(out.width, width), crop=False)
+    else:
+        sys.stdout.write(WRITERS["json" if as_json else form](table))
+    if picture:
+        picture.parent.mkdir(parents=True, exist_ok=True)
         comparison_curves(results, picture)
     if save:
         save.mkdir(parents=True, exist_ok=True)
         for kind, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
             write_atomic(save / f"comparison.{suffix}", WRITERS[kind](table).encode())
-    if form == "text" and not as_json:
-        out.print(comparison.as_text(table), width=max(out.width, 40 + 8 * len(table.seen)), crop=False)
-    else:
-        sys.stdout.write(WRITERS["json" if as_json else form](table))
+
+
+def _reference(word: str, specs: Sequence[Spec], names: Sequence[str]) -> str:
+    """The name of the row that a user means, who may write it as in --methods."""
+    known = {spec.text: name for spec, name in zip(specs, names, strict=True)} | {name: name for name in names}
+    for text, name in known.items():
+        if text.replace(" ", "") == word.replace(" ", ""):
+            return name
+    raise HoldfastError(f"--reference {word!r} is none of the methods compared: {', '.join(dict.fromkeys(names))}")
+
+
+def _check_folder(folder: Path) -> None:
+    """Says before anything is run that nothing could be written there."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise HoldfastError(f"cannot write to the folder {folder}: {there} is a file; choose another")
+    if not os.access(there, os.W_OK):
+        raise HoldfastError(f"cannot write to the folder {folder}: {there} is not yours to write to; choose another")
+
+
+def _run_all(configs: Sequence[Config], folder: Path, needs: str | None = None) -> list[Run]:
+    """As `run_all`; if the user stops it, it ends with the words of `main`, for typer would end it with none."""
+    try:
+        return run_all(configs, folder, needs)
+    except KeyboardInterrupt as stop:
+        raise typer.Abort from stop
 
 
 def reproduce(
@@ -120,6 +160,12 @@ def reproduce(
         for one in (word.strip() for word in methods.split(",")):
             if one not in everybody:
                 raise HoldfastError(f"no table has a method {one!r}; {nearest(one, everybody)}")
+    numbers = parse_seeds(seeds)
+    if show and not runs.is_dir() and any(ITEMS[name].experiments for name in names):
+        raise HoldfastError(f"there is no folder {runs} with runs to show; name another with --runs, or omit --show")
+    _check_folder(to)
+    same = f" --seeds {','.join(map(str, numbers))}" if numbers != list(paper.SEEDS) else ""
+    same += f" --runs {shlex.quote(str(runs))}" if runs != Path("runs") else ""
     pages = []
     for name in names:
         chosen = ITEMS[name]
@@ -130,26 +176,27 @@ def reproduce(
                 raise HoldfastError(f"{name} has no method {one!r}; it has {', '.join(known_methods) or 'none'}")
         everything = [experiment.method for experiment in chosen.experiments] if methods == "all" else None
         wanted = chosen.wanted(scale, named or everything)
-        numbers = parse_seeds(seeds)
         needs = "prototypes.png" if name == "fig5" else None
         if not show:
             wanted = _available(wanted, scale)
-            run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs, needs)
+            _run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs, needs)
         known = known_runs(runs, needs)
         found = {
             one: Found(tuple(there), tuple(read_result(folder) for folder in there))
             for one in chosen.experiments
             if (there := [known[n] for n in (run_name(config_of(one, scale, s)) for s in numbers) if n in known])
         }
-        command = f"holdfast reproduce {name} --scale {scale}"
-        page, draw, numbers_csv = page_of(chosen, scale, found, command)
+        command = f"holdfast reproduce {name} --scale {scale}{same}"
+        options = (f" --methods {shlex.quote(methods)}" if methods else "") + (" --show" if show else "")
+        page, draw, numbers_csv = page_of(chosen, scale, found, f"{command}{options}", f"{command} --methods all")
         to.mkdir(parents=True, exist_ok=True)
-        write_atomic(to / f"{name}.md", page.encode())
+        stem = chosen.stem(scale)
+        write_atomic(to / f"{stem}.md", page.encode())
         if numbers_csv:
-            write_atomic(to / f"{name}.csv", numbers_csv.encode())
+            write_atomic(to / f"{stem}.csv", numbers_csv.encode())
         if draw and found:
-            draw(to / f"{name}.png")
-        pages.append(str(to / f"{name}.md"))
+            draw(to / f"{stem}.png")
+        pages.append(str(to / f"{stem}.md"))
         if not as_json:
             out.print(Markdown(page))
     if as_json:
@@ -180,8 +227,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page that shows everything about a run, or several side by side; it opens without a network."""
-    found = runs_in(runs)
-    write_report(found, to)
+    found = write_report(runs, to)
     print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
 
 
@@ -192,16 +238,25 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
-    to.mkdir(parents=True, exist_ok=True)
     found = [run.resolve() for run in runs_in(runs)]
-    names = [run.name for run in found]
+    names = _file_names(found)
+    _check_folder(to)
+    to.mkdir(parents=True, exist_ok=True)
     files = []
-    for run in found:
-        name = run.name if names.count(run.name) == 1 else f"{run.parent.name}-{run.name}"
+    for run, name in zip(found, names, strict=True):
         if form == "csv":
             write_csv(run, to / f"{name}.csv")
         files.append(to / f"{name}.csv" if form == "csv" else write_events(run, to / name))
     print(json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files)))
+
+
+def _file_names(runs: Sequence[Path]) -> list[str]:
+    """A name for each run's file: as much of the end of the paths as tells all of them apart."""
+    for depth in range(1, max(len(run.parts) for run in runs)):
+        names = ["-".join(run.parts[1:][-depth:]) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    raise HoldfastError("two of these runs would be written to files of one name; export them one by one")
 
 
 def _list_items(scale: Scale, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """Several experiments, one after another: what is done is not done again, what was stopped goes on."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,15 @@ class Spec:
     name: str
     settings: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def text(self) -> str:
+        """As one writes it."""
+        words = [
+            f"{key.removeprefix('method.')}={value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in self.settings
+        ]
+        return f"{self.name}[{','.join(words)}]" if words else self.name
+
 
 def parse_specs(text: str) -> list[Spec]:
     """Methods with commas between them; a bare key in brackets is a setting of the method."""
@@ -38,8 +48,26 @@ def parse_specs(text: str) -> list[Spec]:
         match = SPEC.fullmatch(part)
         assert match is not None
         pairs = [parse_setting(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
-        specs.append(Spec(match[1], tuple((key if "." in key else f"method.{key}", value) for key, value in pairs)))
+        settings = tuple((key if "." in key else f"method.{key}", value) for key, value in pairs)
+        if "method.name" in dict(settings):
+            raise HoldfastError(f"--methods {part.strip()!r} names two methods; write the one that is meant")
+        specs.append(Spec(match[1], settings))
     return specs
+
+
+def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str]:
+    """What to call each method of a comparison, of which `configs` has a run with the same seed: its label, unless that
+    leaves open which spec is meant; several that come to the same experiment have one name, which says so."""
+    texts: dict[str, dict[str, None]] = {}
+    labels: dict[str, str] = {}
+    for spec, config in zip(specs, configs, strict=True):
+        texts.setdefault(run_name(config), {})[spec.text] = None
+        labels[run_name(config)] = config.method.label
+    names = {
+        run: label if len(texts[run]) == 1 and list(labels.values()).count(label) == 1 else " = ".join(texts[run])
+        for run, label in labels.items()
+    }
+    return [names[run_name(config)] for config in configs]
 
 
 def parse_seeds(text: str) -> list[int]:

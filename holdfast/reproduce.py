@@ -46,6 +46,10 @@ class Item:
     short: tuple[str, ...] | None = SHORT  # the methods of the mini scale; None: all
     mini_tasks: tuple[int, ...] = (5, 10, 20)  # the numbers of tasks of the mini scale
 
+    def stem(self, scale: Scale) -> str:
+        """The name of its files, by which the pages of the two scales are told apart."""
+        return self.name if scale == "mini" else f"{self.name}-{scale}"
+
     def wanted(self, scale: Scale, methods: Sequence[str] | None = None) -> list[Experiment]:
         """The experiments to run: at mini scale those that fit into an hour, unless methods are named."""
         mini = scale == "mini"

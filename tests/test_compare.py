@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from holdfast.compare import Spec, grid, known_runs, parse_seeds, parse_specs, run_all
+from holdfast.compare import Spec, grid, known_runs, names_of_specs, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, load_config, to_toml
 from holdfast.errors import HoldfastError
 from holdfast.experiment import run_name, run_to_folder
@@ -53,6 +53,19 @@ def test_seeds() -> None:
 def test_what_is_no_list_of_seeds(text: str) -> None:
     with pytest.raises(HoldfastError, match="is not a list such as 2021,2022,2023"):
         parse_seeds(text)
+
+
+def named(small: Settings, text: str) -> list[str]:
+    specs = parse_specs(text)
+    return names_of_specs(specs, grid(lambda settings: load_config(small, settings), specs, [1]))
+
+
+def test_rows_are_called_so_that_one_knows_which_is_which(small: Settings) -> None:
+    assert named(small, "fedavg[replay=true],lga[cbl=false],lga") == ["fedavg replay", "lga w/o cbl", "lga"]
+    three = named(small, "fedavg[train.lr=0.1], fedavg[train.lr=0.05],fedavg")
+    assert three == ["fedavg[train.lr=0.1] = fedavg", "fedavg[train.lr=0.05]", "fedavg[train.lr=0.1] = fedavg"]
+    two = named(small, "lga[form=sigmoid,train.lr=0.5],lga[form=sigmoid]")
+    assert two == ["lga[form=sigmoid,train.lr=0.5]", "lga[form=sigmoid]"]
 
 
 def test_the_grid_has_every_method_with_every_seed(small: Settings) -> None:
@@ -217,6 +230,13 @@ def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:
         (["--seeds", "x"], "--seeds 'x' is not a list such as"),
         (["--seeds", "-1"], "seed = -1 is not possible"),
         (["--format", "html"], "Invalid value for '--format'"),
+        (["--set", "seed=4"], "which --seeds lists; use --seeds"),
+        (["--set", "method.name=lga"], "which --methods lists; use --methods"),
+        (["--methods", "fedavg[method.name=lga]"], "'fedavg[method.name=lga]' names two methods"),
+        (["--methods", "fedavg[name=lga]"], "'fedavg[name=lga]' names two methods"),
+        (["--seeds", "9", "--save", "config.toml"], "config.toml is a file; choose another"),
+        (["--seeds", "9", "--picture", "config.toml/a.png"], "config.toml is a file; choose another"),
+        (["--seeds", "9", "--picture", "runs"], "cannot write runs, which is a folder"),
         (["--set", "plan.tasks=4"], "plan.tasks=4 does not divide 6 classes"),
     ],
 )
@@ -232,3 +252,24 @@ def test_runs_of_different_numbers_of_tasks_do_not_crash_it(command: Command) ->
     """Side by side with gaps or refused in one sentence, but no traceback."""
     code, _, err = command("--methods", "fedavg,fedavg[plan.tasks=2]")
     assert code == 0 or err.strip().splitlines()[-1].startswith("holdfast: ")
+
+
+def test_specs_of_one_method_are_rows_with_their_own_names(command: Command) -> None:
+    """Nothing is run: the first two come to what is there already."""
+    specs = "fedavg[train.lr=0.1],fedavg,fedavg[replay=true]"
+    code, out, _ = command("--methods", specs, "--reference", "fedavg", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["reference"] == "fedavg[train.lr=0.1] = fedavg"
+    assert [row["method"] for row in facts["rows"]] == ["fedavg[train.lr=0.1] = fedavg", "fedavg replay"]
+    assert json.loads(command("--methods", specs, "--reference", "fedavg[train.lr = 0.1]", "--json")[1]) == facts
+
+
+def test_one_who_stops_it_is_told_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli_results.run_all", stop)
+    code, out, err = command()
+    assert (code, out) == (130, "")
+    assert "stopped" in err

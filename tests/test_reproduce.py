@@ -149,7 +149,7 @@ Command = Callable[..., tuple[int, str, str]]
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holdfast: Command) -> Command:
     """`holdfast reproduce`, which writes to `pages`."""
     monkeypatch.chdir(tmp_path)
-    return lambda *words: holdfast("reproduce", *words, "--to", "pages")
+    return lambda *words: holdfast("reproduce", "--to", "pages", *words)
 
 
 def rows_of(page: str) -> list[list[str]]:
@@ -178,7 +178,8 @@ def test_a_table_has_our_figures_beside_the_published_ones(command: Command, tmp
     assert (code, err) == (0, "")
     assert "table1: accuracy, T = 5, CIFAR-100 and MiniImageNet" in out
     page = (tmp_path / "pages" / "table1.md").read_text()
-    assert "scale mini; seeds 2021, 2022, 2023. Made by `holdfast reproduce table1 --scale mini`." in page
+    assert "scale mini; seeds 2021, 2022, 2023. Made by `holdfast reproduce table1 --scale mini --runs " in page
+    assert f" --runs {RESULTS} --show`." in page
     assert "**CIFAR-100: glyphs, 5 tasks of 5 classes; T = 5; accuracy in %**" in page
     assert "**MiniImageNet: TinyImageNet at 32 px, 5 tasks of 5 classes; T = 5; accuracy in %**" in page
     rows = rows_of(page)
@@ -193,6 +194,8 @@ def test_a_table_has_our_figures_beside_the_published_ones(command: Command, tmp
     assert rows[10][8].endswith(" (5.2)")  # lga w/o cbl, as printed
     numbers = list(csv.reader((tmp_path / "pages" / "table1.csv").read_text().splitlines()))
     wanted = ["mini-imagenet", "TinyImageNet at 32 px, 5 tasks of 5 classes", "5", "lga", "60", "200", "the data set's"]
+    assert {len(row) for row in numbers} == {14}
+    assert numbers[0][9:] == [f"after task {t} in %" for t in range(1, 6)]
     [again] = [row for row in numbers if row[:9] == [*wanted, "2023", "accuracy"]]
     assert [float(value) for value in again[9:]] == pytest.approx([100 * value for value in curves[-1]], abs=0.005)
 
@@ -200,8 +203,8 @@ def test_a_table_has_our_figures_beside_the_published_ones(command: Command, tmp
 def test_without_runs_a_table_has_the_published_figures_and_says_how_to_get_ours(
     command: Command, tmp_path: Path
 ) -> None:
-    assert command("table3", "--show", "--runs", "none")[0] == 0
-    assert not (tmp_path / "none").exists()
+    (tmp_path / "runs").mkdir()
+    assert command("table3", "--show")[0] == 0
     page = (tmp_path / "pages" / "table3.md").read_text()
     rows = rows_of(page)
     assert [row[0] for row in rows] == list(paper.ACCURACY["cifar100", 10])
@@ -262,7 +265,7 @@ def test_traffic_needs_neither_runs_nor_images(command: Command, tmp_path: Path)
     code, out, err = command("table10", "--scale", "paper", "--data-root", tmp_path / "none")
     assert (code, err) == (0, "")
     assert "ResNet-18, CIFAR-100, T = 10" in out
-    rows = {row[0].split(" (")[0]: row[1:] for row in rows_of((tmp_path / "pages" / "table10.md").read_text())}
+    rows = {row[0].split(" (")[0]: row[1:] for row in rows_of((tmp_path / "pages" / "table10-paper.md").read_text())}
     models, theirs = re.fullmatch(r"([\d.]+) \(([\d.]+)\)", rows["models sent back"][0]).groups()  # type: ignore[union-attr]
     shares, _ = rows["prototypes' gradients to the proxy"][0].split(" ")
     assert float(theirs) == paper.COST["models"]
@@ -288,7 +291,8 @@ def test_figures_are_drawn_from_the_runs_that_are_there(command: Command, tmp_pa
 @pytest.mark.parametrize("name", ["fig3", "fig5"])
 def test_a_page_names_no_picture_that_is_not_there(command: Command, tmp_path: Path, name: str) -> None:
     """No run has been made."""
-    assert command(name, "--show", "--runs", "none")[0] == 0
+    (tmp_path / "runs").mkdir()
+    assert command(name, "--show")[0] == 0
     named = re.findall(r"!\[.*\]\((.*)\)", (tmp_path / "pages" / f"{name}.md").read_text())
     assert [file for file in named if not (tmp_path / "pages" / file).exists()] == []
 
@@ -316,6 +320,9 @@ def test_the_list_says_what_each_costs(command: Command, tmp_path: Path, scale: 
         (["table9", "--methods", "icarl"], "table9 has no method 'icarl'"),
         (["table1", "--seeds", "x"], "--seeds 'x' is not a list such as"),
         (["table1", "--scale", "tiny"], "Invalid value for '--scale'"),
+        (["table1", "--show", "--runs", "nothere"], "there is no folder nothere with runs to show"),
+        (["all", "--show"], "there is no folder runs with runs to show"),
+        (["table10", "--to", __file__], f"{__file__} is a file; choose another"),
         ([], "Missing argument"),
     ],
 )
@@ -333,10 +340,31 @@ def test_all_can_be_had_with_the_methods_that_one_names(command: Command, tmp_pa
 
 
 def test_pages_of_the_mini_scale_name_the_data_that_stand_in(command: Command, tmp_path: Path) -> None:
-    assert command("all", "--show", "--runs", "none")[0] == 0
+    (tmp_path / "runs").mkdir()
+    assert command("all", "--show")[0] == 0
     silent = []
     for name, item in ITEMS.items():
         page = (tmp_path / "pages" / f"{name}.md").read_text()
         words = {"glyphs" if one.dataset == "cifar100" else "TinyImageNet at 32 px" for one in item.experiments}
         silent += [name for word in words if word not in page]
     assert silent == []
+
+
+def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, tmp_path: Path) -> None:
+    assert json.loads(command("table10", "--json")[1]) == {"pages": ["pages/table10.md"]}
+    mini = (tmp_path / "pages" / "table10.md").read_text()
+    assert json.loads(command("table10", "--scale", "paper", "--json")[1]) == {"pages": ["pages/table10-paper.md"]}
+    assert (tmp_path / "pages" / "table10.md").read_text() == mini
+    assert "## table10 at the published scale: " in (tmp_path / "pages" / "table10-paper.md").read_text()
+
+
+def test_a_page_says_with_which_options_it_was_made_and_what_is_missing(command: Command, tmp_path: Path) -> None:
+    pretend(tmp_path / "my runs", LGA, 1, [0.5] * 5)
+    words = ["table1", "--show", "--seeds", "1, 2", "--runs", "my runs", "--methods", "lga, lga w/o cbl"]
+    assert command(*words)[0] == 0
+    page = (tmp_path / "pages" / "table1.md").read_text()
+    same = "holdfast reproduce table1 --scale mini --seeds 1,2 --runs 'my runs' --methods"
+    assert f"Made by `{same} 'lga, lga w/o cbl' --show`." in page
+    rest = page[page.index("Not run here: ") :]
+    assert ", icarl, lga (MiniImageNet), lga w/o cbl, " in rest
+    assert rest.endswith(f"; `{same} all`.\n")

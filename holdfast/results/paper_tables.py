@@ -207,7 +207,8 @@ def as_csv(rows: Sequence[Sequence[object]]) -> str:
 def curve_rows(item: Item, scale: Scale, runs: Runs) -> list[list[object]]:
     """The numbers of the curves: a line for each experiment, seed and measure."""
     head = ["data set", "run on", "tasks", "method", "classes a client in %", "memory", "order", "seed", "measure"]
-    rows: list[list[object]] = [[*head, "after task 1, 2, ... in %"]]
+    most = max((len(r.task_sizes) for found in runs.values() for r in found.results), default=0)
+    rows: list[list[object]] = [[*head, *(f"after task {t + 1} in %" for t in range(most))]]
     for one in item.experiments:
         found = runs.get(one)
         if found is None:
@@ -219,7 +220,8 @@ def curve_rows(item: Item, scale: Scale, runs: Runs) -> list[list[object]]:
         for measure in WORDS:
             for result, curve in zip(found.results, found.curves(measure), strict=True):
                 if curve:
-                    rows.append([*facts, result.seed, measure, *[round(100 * value, 2) for value in curve]])
+                    rest = [""] * (most - len(curve))
+                    rows.append([*facts, result.seed, measure, *[round(100 * value, 2) for value in curve], *rest])
     return rows
 
 
@@ -262,12 +264,13 @@ NOTES = {
 
 
 def page_of(
-    item: Item, scale: Scale, runs: Runs, command: str
+    item: Item, scale: Scale, runs: Runs, command: str, whole: str
 ) -> tuple[str, Callable[[Path], None] | None, str | None]:
-    """A Markdown page, what draws its picture, and its numbers as CSV."""
+    """A Markdown page, what draws its picture, and its numbers as CSV; `command` made it, `whole` runs the rest."""
     seeds = sorted({result.seed for found in runs.values() for result in found.results})
     options = f"scale {scale}; seeds {', '.join(map(str, seeds)) or 'none'}"
-    heading = f"## {item.name}: {item.title}\n\n{options}. Made by `{command}`."
+    where = "" if scale == "mini" else " at the published scale"
+    heading = f"## {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`."
     if item.name == "table10":
         lines = traffic_lines(scale)
         page = f"{heading} In brackets: as published.\n\n{traffic_markdown(scale, lines)}"
@@ -277,18 +280,42 @@ def page_of(
         return page, None, as_csv(curve_rows(item, scale, runs))
     if item.name.startswith("table"):
         body = "\n".join(block_markdown(block) for block in blocks_of(item, scale, runs))
-        ran = {one.method for one in runs}
-        missing = sorted({one.method for one in item.experiments} - ran)
-        rest = f"\nNot run here: {', '.join(missing)}; `{command} --methods all`.\n" if missing else ""
+        missing = _missing(item, scale, runs)
+        rest = f"\nNot run here: {', '.join(missing)}; `{whole}`.\n" if missing else ""
         note = f" {BATCHES}" if item.name in ("table9", "table11") else ""
         page = f"{heading} In brackets: as published.{note}{_shared(item, scale)}\n\n{body}{rest}"
         return page, None, as_csv(curve_rows(item, scale, runs))
     draws = _drawing(item, runs)
     stands = "" if scale == "paper" else _stand_ins(item)
-    picture = f"![{item.title}]({item.name}.png)" if draws else "Nothing has been run for it yet."
+    picture = f"![{item.title}]({item.stem(scale)}.png)" if draws else "Nothing has been run for it yet."
     page = f"{heading} {NOTES[item.name]}{stands}\n\n{picture}\n"
     rows = None if item.name == "fig5" else as_csv(curve_rows(item, scale, runs))
     return page, draws, rows
+
+
+def _missing(item: Item, scale: Scale, runs: Runs) -> list[str]:
+    """The methods that have not been run; with what they lack, if that is not everything."""
+    everything = item.wanted(scale, [one.method for one in item.experiments])
+    lacking: dict[str, list[Experiment]] = {}
+    for one in everything:
+        if one not in runs:
+            lacking.setdefault(one.method, []).append(one)
+    words = []
+    for method, some in sorted(lacking.items()):
+        whole = len(some) == sum(one.method == method for one in everything)
+        words.append(method if whole else f"{method} ({'; '.join(_within(one, everything) for one in some)})")
+    return words
+
+
+def _within(one: Experiment, others: Sequence[Experiment]) -> str:
+    """That by which an experiment differs from others of its method."""
+    facts = {
+        "dataset": TITLES[one.dataset],
+        "tasks": f"T = {one.tasks}",
+        "share": f"{one.share} % of classes",
+        "memory": f"memory {one.memory}",
+    }
+    return ", ".join(text for key, text in facts.items() if len({getattr(other, key) for other in others}) > 1)
 
 
 def _shared(item: Item, scale: Scale) -> str:

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,30 @@ def test_runs_of_one_name_do_not_overwrite_each_other(run: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"files": ["out/a-lga.csv", "out/b-lga.csv"]}
     assert (tmp_path / "out" / "b-lga.csv").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard"])
+def test_nor_do_those_whose_folders_have_one_name(
+    run: Path, tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]], form: str
+) -> None:
+    places = ("a/runs/x", "b/runs/x", "runs-x")  # the last is what the first two would be called
+    for place in places:
+        shutil.copytree(run, tmp_path / place)
+        (tmp_path / place / "result.json").write_text("{}")
+    folders = [tmp_path / place for place in places]
+    code, out, _ = holdfast("export", *folders, "--out", tmp_path / "out", "--format", form, "--json")
+    files = json.loads(out)["files"]
+    assert (code, len(set(files))) == (0, 3)
+    assert all(Path(file).exists() for file in files)
+
+
+def test_what_cannot_be_written_is_one_sentence_and_leaves_nothing(
+    run: Path, tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, _ = holdfast("export", tmp_path / "nothere", "--out", tmp_path / "out")
+    assert (code, (tmp_path / "out").exists()) == (2, False)
+    (run / "result.json").write_text("{}")
+    (tmp_path / "a.toml").touch()
+    code, _, err = holdfast("export", run, "--out", tmp_path / "a.toml")
+    assert code == 2
+    assert "a.toml is a file; choose another" in err
