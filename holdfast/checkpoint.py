@@ -2,7 +2,7 @@
 
 A part (the global model, an old model of the proxy's, a segment of client states, ...) is a blob named by its own hash;
 a part that has not changed is there already. A manifest names the parts of a round. The last two rounds are kept, and
-one whose manifest or blobs are torn or tampered with is passed over for the one before."""
+one whose manifest or blobs are torn or tampered with is removed, and the one before is taken."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ import torch
 
 from holdfast.errors import HoldfastError
 from holdfast.federation.messages import Snapshot, State, pack, unpack
-from holdfast.files import write_atomic
+from holdfast.files import unfinished, write_atomic
 from holdfast.results.metrics import Counts
 from holdfast.rounds import Federation
 
@@ -28,15 +28,20 @@ class Damaged(Exception):
     """A checkpoint is not what it was written as."""
 
 
+BROKEN = (Damaged, KeyError, ValueError, TypeError, AttributeError, OSError)  # as what a torn file shows itself
+
+
 class Checkpoints:
     """The checkpoints of one run, in a folder of their own inside its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
         self.segments: list[str] = []
+        self.record = ""  # the hash of the record's lines up to the round that was restored
 
-    def save(self, done: int, federation: Federation, counts: Counts) -> None:
-        """Writes what this round has changed; `done` is the number of rounds played."""
+    def save(self, done: int, federation: Federation, counts: Counts, record: str = "") -> None:
+        """Writes what this round has changed; `done` is the number of rounds played, `record` the hash of their lines
+        in the record, if there is one."""
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -49,8 +54,8 @@ class Checkpoints:
         if changed:
             self.segments.append(self._put(_join(changed)))
         population.changed.clear()
-        body = {"version": version("holdfast"), "done": done, "parts": parts, "segments": self.segments}
-        text = json.dumps(body)
+        facts = {"version": version("holdfast"), "done": done, "record": record}
+        text = json.dumps({**facts, "parts": parts, "segments": self.segments})
         write_atomic(self._manifest(done), json.dumps({"sha256": _hash(text.encode()), "body": text}).encode())
         self._tidy()
 
@@ -62,14 +67,17 @@ class Checkpoints:
                 body = self._read_manifest(file)
                 parts = {name: unpack("part", self._get(sha)) for name, sha in body["parts"].items()}
                 states = [state for sha in body["segments"] for state in _split(self._get(sha))]
-            except (Damaged, KeyError, ValueError, OSError) as error:
+            except BROKEN as error:
                 complaints.append(f"the checkpoint {file} cannot be used ({error}); trying the one before")
+                file.unlink()  # or the next checkpoints, of earlier rounds, would be tidied away in its favour
                 continue
             counts = _restore(federation, parts)
             federation.population.states = {state.client: state for state in states}
             federation.population.changed.clear()
-            self.segments = list(body["segments"])
+            self.segments, self.record = list(body["segments"]), body["record"]
             return body["done"], counts, complaints
+        if complaints:
+            complaints.append("no checkpoint is left: beginning anew")
         return 0, None, complaints
 
     def remove(self) -> None:
@@ -88,7 +96,10 @@ class Checkpoints:
             raise Damaged("the manifest does not have its hash")
         body: dict[str, Any] = json.loads(outer["body"])
         if body["version"] != version("holdfast"):
-            raise Damaged(f"it was written by version {body['version']}")
+            raise HoldfastError(
+                f"{self.folder.parent} was begun by version {body['version']} of Holdfast and this is "
+                f"{version('holdfast')}: go on with that version, or run it into another folder"
+            )
         return body
 
     def _put(self, blob: bytes) -> str:
@@ -101,6 +112,7 @@ class Checkpoints:
     def _get(self, name: str) -> bytes:
         blob = (self.folder / name).read_bytes()
         if _hash(blob) != name:
+            (self.folder / name).unlink()  # or it would count as written when the same part comes again
             raise Damaged(f"{name[:8]} does not have its hash")
         return blob
 
@@ -113,13 +125,11 @@ class Checkpoints:
         for file in manifests[-KEPT:]:
             try:
                 body = self._read_manifest(file)
-            except (Damaged, KeyError, ValueError):
+            except BROKEN:
                 continue
             named |= {*body["parts"].values(), *body["segments"]}
-        for unfinished in self.folder.glob(".*.tmp"):  # of a process that was killed
-            unfinished.unlink()
-        for file in self.folder.glob("[0-9a-f]*"):
-            if file.name not in named and not file.name.startswith("round-"):
+        for file in self.folder.iterdir():
+            if unfinished(file) or (file.name not in named and not file.name.startswith("round-")):
                 file.unlink()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -274,14 +275,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a class's name shows a question mark
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         sys.exit(app(standalone_mode=False))
     except (HoldfastError, OSError) as error:  # a disk that is full or gone is the user's business, not a bug's
         _stop(str(error), 2)
     except MemoryError:
         _stop("there is not enough memory; use fewer or smaller images (data.*), or a smaller batch", 2)
-    except typer.Abort:
-        _stop("stopped", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        _stop("stopped; what was done is kept, and the same command goes on", 130)
     except Exception as error:
         # A wrong option or command; which class says so depends on the version of typer.
         say = getattr(error, "format_message", None)
@@ -290,6 +292,12 @@ def main() -> None:
         if not say():  # no command at all: the help has been printed
             sys.exit(2)
         _stop(f"{' '.join(say().split()).rstrip('.')}; see 'holdfast --help'", 2)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Being told to end (by a batch system, or when the machine goes down) is the same as Ctrl-C: workers and what is
+    in shared memory are cleared away."""
+    raise KeyboardInterrupt
 
 
 def _stop(sentence: str, code: int) -> NoReturn:

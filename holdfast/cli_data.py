@@ -139,6 +139,7 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
     facts = {"name": name, "here": _here(name, path), "cache_is_whole": whole, **_counts(found)}
     facts["unreadable"] = list(found.unreadable)
     known, place = source_of(name).download, Path(str(facts["here"]))
+    torn = prepare.torn_member(place)
     if known is not None and place.name == known.file:
         facts["published"] = prepare.sha256_of(place) == known.sha256
         if not facts["published"] and not as_json:
@@ -149,6 +150,8 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
         for sentence in found.unreadable:
             _say(sentence)
         _print_counts(facts, brief=True)
+    if torn is not None:
+        raise HoldfastError(f"{torn} in {place} is damaged, though it was whole when it was decoded; get it anew")
     if not whole:
         raise HoldfastError(f"the cached data in {entry} is damaged; delete that folder and run again")
     if found.unreadable:

@@ -32,7 +32,7 @@ from holdfast.federation.population import Population
 from holdfast.federation.proxy import ProxyHome
 from holdfast.federation.server import Server
 from holdfast.federation.traffic import Bytes, traffic_of
-from holdfast.files import write_atomic, write_json
+from holdfast.files import unfinished, write_atomic, write_json
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.progress import progress_bar
@@ -45,6 +45,7 @@ from holdfast.seeding import torch_generator
 
 WORKERS_A_GPU = 4  # a small network leaves most of a GPU idle
 WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core
+NAME = 60  # letters of a data set's name in a folder's
 SHEET = 12  # prototypes on the sheet of a run, and exemplars of a class
 SHEET_CLASSES = 25  # the newest, of those whose exemplars are drawn
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
@@ -232,7 +233,7 @@ def folder_of(config: Config, out: Path | None) -> Path:
 
 def run_name(config: Config) -> str:
     """A folder name by which the same experiment is found again."""
-    data = re.sub(r"[^\w.]+", "-", config.data.name)
+    data = re.sub(r"[^\w.]+", "-", config.data.name)[-NAME:]
     return f"{data}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
 
 
@@ -254,7 +255,7 @@ def _same_data(folder: Path, data: DataSet) -> None:
     """A run that was begun on other images is neither gone on with nor shown for these."""
     try:
         known = json.loads((folder / "plan.json").read_bytes()).get("data")
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return
     if known is not None and known != data.fingerprint:
         raise HoldfastError(
@@ -280,8 +281,8 @@ def _is_done(folder: Path, config: Config) -> bool:
         return False
     if _holds(folder, config):
         return (folder / "result.json").exists()
-    if not folder.is_dir() or any(folder.iterdir()):
-        raise HoldfastError(f"{folder} holds something else already; choose another folder with --out")
+    if not folder.is_dir() or any(not unfinished(file) for file in folder.iterdir()):
+        raise HoldfastError(f"{folder} holds something else already; choose another folder")
     return False
 
 
@@ -297,7 +298,7 @@ def _prepare(folder: Path, config: Config) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "config.toml", to_toml(config).encode())
     except OSError as error:
-        raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from error
+        raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder") from error
 
 
 def _play(
@@ -312,7 +313,7 @@ def _play(
     plan, name = federation.world.plan, federation.world.method.name
     done, counts, complaints = checkpoints.restore(federation)
     view = nullcontext(overall.bar) if overall else progress_bar(TextColumn("{task.fields[note]}"))
-    with Record(folder, keep=done) as record, view as bar:
+    with Record(folder, done, checkpoints.record) as record, view as bar:
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)
         if done:
@@ -332,7 +333,7 @@ def _play(
                 for played in play(federation, engine, tick, start=done):
                     record.write(played.line)
                     done, counts = played.line["round"], played.counts
-                    checkpoints.save(done, federation, counts)
+                    checkpoints.save(done, federation, counts, record.digest)
                     note = _note(played.line, plan)
                     bar.update(task, note=note)
                     if bar.disable and plan.ends_task(done - 1):
@@ -368,7 +369,7 @@ def _draw_exemplars(federation: Federation, file: Path) -> None:
     population, train = federation.population, federation.world.train
     states = (population.state(client) for client in federation.world.plan.selected[-1])
     memory = max((state.memory for state in states), key=len, default={})
-    shown = list(memory.items())[-SHEET_CLASSES:]
+    shown = [(c, kept) for c, kept in memory.items() if len(kept)][-SHEET_CLASSES:]
     if shown:
         rows = {federation.world.classes[c]: train.images[kept.long()[:SHEET]] for c, kept in shown}
         image_sheet(rows, file)

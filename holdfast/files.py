@@ -23,6 +23,11 @@ def write_atomic(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def unfinished(path: Path) -> bool:
+    """Is this what `write_atomic` leaves when its process is killed?"""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 

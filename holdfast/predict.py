@@ -28,8 +28,7 @@ class Guess:
 
 def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
     """The best `top` classes of each image under the run's final model."""
-    method, model, facts = _load(run / "model.safetensors")
-    transform = Transform(tuple(facts["mean"]), tuple(facts["std"]), flip=False)
+    method, model, transform, facts = _load(run / "model.safetensors")
     guesses = []
     for i in range(0, len(images), CHUNK):
         some = images[i : i + CHUNK]
@@ -44,8 +43,8 @@ def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
     return guesses
 
 
-def _load(file: Path) -> tuple[Method, IncrementalModel, dict[str, Any]]:
-    """A run's method, its final model, and the facts stored beside the weights."""
+def _load(file: Path) -> tuple[Method, IncrementalModel, Transform, dict[str, Any]]:
+    """A run's method, its final model, how its images were normalised, and the facts stored beside the weights."""
     weights, facts = read_model(file)
     try:
         method = load_config({"method": facts["method"]}).method
@@ -53,6 +52,13 @@ def _load(file: Path) -> tuple[Method, IncrementalModel, dict[str, Any]]:
         model = method.build_model(spec, torch_generator(0))
         grow_to(model, facts["growths"], torch_generator(0))  # overwritten at once by the stored weights
         model.load_state_dict(weights)
-    except (KeyError, TypeError, RuntimeError) as error:
+        (a, b, c), (d, e, f) = (map(float, facts[name]) for name in ("mean", "std"))
+        transform = Transform((a, b, c), (d, e, f), flip=False)
+        size = facts["image_size"]
+        with torch.inference_mode():
+            width = method.predict(model.eval(), transform.plain(torch.zeros(1, 3, size, size, dtype=torch.uint8)))
+        if width.shape[1] != len(facts["classes"]):
+            raise ValueError(f"{len(facts['classes'])} names for {width.shape[1]} classes")
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(file, error) from error
-    return method, model.eval(), facts
+    return method, model, transform, facts

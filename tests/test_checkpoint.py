@@ -1,5 +1,6 @@
 """Checkpoints: a run that was stopped ends with the same bits, and a damaged checkpoint is noticed."""
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from holdfast.checkpoint import Checkpoints
 from holdfast.config import load_config, to_toml
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
+from holdfast.errors import HoldfastError
+from holdfast.experiment import build_federation, plan_of, run_to_folder
 from holdfast.rounds import Federation, play
 
 METHODS: list[dict[str, Any]] = [
@@ -107,10 +109,68 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(small: dict[str, Any], tmp
 
 def test_with_nothing_sound_left_it_begins_anew(small: dict[str, Any], tmp_path: Path) -> None:
     checkpoints = saved({**small, "method": METHODS[0]}, tmp_path, 3)
-    for file in checkpoints.folder.glob("round-*.json"):
-        file.write_text("{")
+    for file, text in zip(sorted(checkpoints.folder.glob("round-*.json")), ("[]", '{"body": 5}'), strict=True):
+        file.write_text(text)
     done, counts, complaints = Checkpoints(tmp_path).restore(federation_of({**small, "method": METHODS[0]}))
-    assert (done, counts, len(complaints)) == (0, None, 2)
+    assert (done, counts, len(complaints)) == (0, None, 3)
+    assert "beginning anew" in complaints[-1]
+    saved({**small, "method": METHODS[0]}, tmp_path, 1)  # a checkpoint of an earlier round than those that were lost
+    assert Checkpoints(tmp_path).restore(federation_of({**small, "method": METHODS[0]}))[0] == 1
+
+
+def test_a_damaged_part_is_written_again(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**small, "method": METHODS[0]}
+    checkpoints = saved(settings, tmp_path, 3)
+    parts = json.loads(json.loads(checkpoints._manifest(3).read_text())["body"])["parts"]
+    blob = checkpoints.folder / parts["server/model"]
+    blob.write_bytes(blob.read_bytes()[:-1])
+    assert Checkpoints(tmp_path).restore(federation_of(settings))[0] == 2
+    saved(settings, tmp_path, 3)  # the same bits again, and so the same names
+    assert Checkpoints(tmp_path).restore(federation_of(settings))[0] == 3
+
+
+def test_another_version_is_refused_and_nothing_is_lost(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**small, "method": METHODS[0]}
+    checkpoints = saved(settings, tmp_path, 2)
+    before = {file.name: file.read_bytes() for file in checkpoints.folder.iterdir()}
+    for file in checkpoints.folder.glob("round-*.json"):
+        body = json.loads(json.loads(file.read_text())["body"]) | {"version": "99"}
+        text = json.dumps(body)
+        file.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}))
+        before[file.name] = file.read_bytes()
+    with pytest.raises(HoldfastError, match=r"begun by version 99 .* go on with that version, or run it into another"):
+        Checkpoints(tmp_path).restore(federation_of(settings))
+    assert {file.name: file.read_bytes() for file in checkpoints.folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("harm", ["shorter", "altered", "gone"])
+def test_a_record_that_is_not_the_checkpoints_is_noticed_before_any_training(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    config = load_config({**small, "method": METHODS[0]})
+
+    def stop(self: Checkpoints, *args: Any) -> None:
+        original(self, *args)
+        if args[0] == 4:
+            raise KeyboardInterrupt
+
+    original = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_folder(config, tmp_path / "run")
+    record = tmp_path / "run" / "record.jsonl"
+    lines = record.read_text().splitlines(keepends=True)
+    assert len(lines) == 4
+    if harm == "gone":
+        record.unlink()
+    else:
+        record.write_text("".join(lines[:2]) if harm == "shorter" else record.read_text().replace("0.", "0.1", 1))
+    monkeypatch.setattr(Checkpoints, "save", lambda *args: pytest.fail("it trained"))
+    with pytest.raises(HoldfastError, match=r"record\.jsonl"):
+        run_to_folder(config, tmp_path / "run")
+    record.write_text("".join(lines))
+    monkeypatch.setattr(Checkpoints, "save", original)
+    assert run_to_folder(config, tmp_path / "run").fresh
 
 
 def test_only_what_changed_is_written_and_only_two_rounds_are_kept(small: dict[str, Any], tmp_path: Path) -> None:
@@ -179,7 +239,8 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     assert json.loads(json.dumps(lines)) == [{k: v for k, v in one.items() if k != "seconds"} for one in record]
 
 
-def test_ctrl_c_says_how_to_go_on(small: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_being_told_to_end_say_how_to_go_on(small: dict[str, Any], tmp_path: Path, told: int) -> None:
     settings = {**small, "method": METHODS[0], "plan": {**small["plan"], "rounds": 40}}
     (tmp_path / "config.toml").write_text(to_toml(load_config(settings)))
     line = [sys.executable, "-m", "holdfast", "run", "config.toml", "--out", "run"]
@@ -188,7 +249,7 @@ def test_ctrl_c_says_how_to_go_on(small: dict[str, Any], tmp_path: Path) -> None
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (record.exists() and record.read_bytes().count(b"\n") > 2):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(told)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "holdfast resume run" in errors

@@ -79,3 +79,43 @@ def test_runs_on_different_images_are_different_experiments(pictures: Path, tmp_
     (pictures / "green" / "3.png").unlink()
     other = run_to_folder(load_config({**settings(pictures), "seed": 3}), tmp_path / "3").result
     assert first.experiment == same.experiment != other.experiment
+
+
+def test_names_with_dollar_signs_and_other_scripts_are_drawn(
+    pictures: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """They would be read as formulas, and end the run after all its training."""
+    (pictures / "red").rename(pictures / "$\\frac{$")
+    (pictures / "green").rename(pictures / "赤い_$x^$")
+    odd = pictures.rename(tmp_path / "p$\\foo$")
+    run = run_to_folder(load_config(settings(odd)), tmp_path / "run")
+    assert {file.name for file in run.folder.glob("*.png")} == {"accuracy.png", "exemplars.png"}
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
+
+
+@pytest.mark.parametrize("memory", [0, 2])
+def test_a_memory_too_small_for_any_exemplar_ends_with_a_result(pictures: Path, tmp_path: Path, memory: int) -> None:
+    plan = {**settings(pictures)["plan"], "memory": memory, "rounds": 1}
+    for method in ({"name": "lga", "iterations": 2, "perturb_steps": 1}, {"name": "icarl", "inference": "nme"}):
+        run = run_to_folder(
+            load_config({**settings(pictures), "plan": plan, "method": method}), tmp_path / method["name"]
+        )
+        assert run.fresh
+        assert not (run.folder / "exemplars.png").exists() or memory
+
+
+def test_what_a_killed_write_leaves_does_not_block_the_folder(pictures: Path, tmp_path: Path) -> None:
+    config = load_config(settings(pictures))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.toml.999.tmp").write_text("[da")
+    assert run_to_folder(config, tmp_path / "run").fresh
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(HoldfastError, match="holds something else already; choose another folder"):
+        run_to_folder(config, tmp_path / "other")
+
+
+def test_a_long_path_has_a_folder_name_that_systems_take(tmp_path: Path) -> None:
+    name = experiment.run_name(load_config({"data": {"name": f"folder:/{'d' * 400}/photos"}}))
+    assert len(name) < 120
+    assert "photos" in name

@@ -25,7 +25,7 @@ import numpy as np
 from holdfast.data.cache import Entry
 from holdfast.data.decoded import Split, decoded
 from holdfast.data.images import Stream
-from holdfast.data.tree import Tree, class_folders, open_tree, readable
+from holdfast.data.tree import Tree, class_folders, is_image, open_tree, readable
 from holdfast.errors import HoldfastError, nearest
 from holdfast.seeding import generator, shuffled
 
@@ -52,6 +52,7 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
     """The decoded images. Where no test folder is, `test_share` of each class's images are drawn for it by `seed`."""
     with open_tree(source) as tree:
         first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name or name in tree.folders}
+        _all_used(tree, first)
         clients: dict[str, Classes] = {}
         if "clients" in first:
             for name in _client_names(tree):
@@ -79,6 +80,18 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
         owner = {file: i for i, mine in enumerate(clients.values()) for files in mine.values() for file in files}
         owners = np.array([owner[file] for name in names for file in train[name]], np.int64) if clients else None
         return Folder(names, entry, tuple(clients), owners, stream)
+
+
+def _all_used(tree: Tree, first: set[str]) -> None:
+    """Images beside train/ or clients/ would be passed over without a word; a class may even be called "train"."""
+    whole = next((part for part in ("clients", "train") if part in first), None)
+    used = {"clients": {"clients", "test", "val"}, "train": {"train", "test", "val"}}.get(whole or "", first)
+    idle = sorted({name.split("/")[0] for name in tree.names if "/" in name and is_image(name)} - used)
+    if idle:
+        raise HoldfastError(
+            f"{tree.where} has the folder {whole}/, and beside it {', '.join(idle[:5])}, which would not be used; "
+            f"move them into {whole}/ or test/, take them away, or rename {whole}/ if it is a class"
+        )
 
 
 def _client_names(tree: Tree) -> list[str]:

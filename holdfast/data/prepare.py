@@ -6,6 +6,7 @@ import http.client
 import os
 import shutil
 import urllib.request
+import zipfile
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -68,6 +69,24 @@ def _fetch(wanted: Download, part: Path) -> None:
 def sha256_of(file: Path) -> str:
     with open(file, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def torn_member(place: Path) -> str | None:
+    """The first file of a zip file that does not have its checksum."""
+    if not zipfile.is_zipfile(place):
+        return None
+    with zipfile.ZipFile(place) as archive, progress_bar() as bar:
+        infos = archive.infolist()
+        task = bar.add_task(f"{place.name}: checksums", total=len(infos))
+        for info in infos:
+            try:
+                with archive.open(info) as file:
+                    while file.read(CHUNK):
+                        pass
+            except Exception:  # bad checksum, bad compression, encryption, a file cut short: each its own type
+                return info.filename
+            bar.advance(task)
+    return None
 
 
 def check_file(file: Path, wanted: Download) -> None:

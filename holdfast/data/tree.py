@@ -53,10 +53,13 @@ class Tree:
 def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str], name: str = "") -> Path:
     """Where a data set is: at `path`, or whatever in `root` has a name of these patterns, the first one first."""
     if path is not None:
+        if path != path.encode("utf-8", "replace").decode():
+            raise HoldfastError(f"the path {path!a} is not UTF-8 text, so no config can hold it; rename the folder")
         place = Path(path).expanduser()
         if os.path.exists(place):
             return place
-        raise HoldfastError(f"there is no {title} at {path}; set data.path to its archive or folder")
+        here = "" if place.is_absolute() else f" (seen from {Path.cwd()})"
+        raise HoldfastError(f"there is no {title} at {path}{here}; set data.path to its archive or folder")
     wanted = list(patterns)
     get = f"run 'holdfast data prepare {name}', or " if name else ""
     advice = f"{get}set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds {wanted[0]}"
@@ -164,13 +167,17 @@ def readable(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
+def is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
 def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
     """The image files of each class, which is a folder directly below `below`, by the class's name; all sorted."""
     start = len(below)
     folders = {name[start:].split("/")[0] for name in tree.folders if name.startswith(below) and len(name) > start}
     files: dict[str, list[str]] = {name: [] for name in folders}
     for name in tree.names:
-        if not name.startswith(below) or PurePosixPath(name).suffix.lower() not in SUFFIXES:
+        if not name.startswith(below) or not is_image(name):
             continue
         folder, slash, _ = name[start:].partition("/")
         if slash:

@@ -1,12 +1,15 @@
 """Several clients at once: worker processes with one thread each, the longest work first."""
 
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,6 +27,8 @@ from holdfast.federation.passes import CHUNK, Question
 
 ATTEMPTS = 3  # at one client's work, when workers die over it
 SHARED = Path("/dev/shm")
+PREFIX = "holdfast-"
+MINUTE = 60.0  # seconds
 DONE, FAILED = b"done", b"failed"  # how a worker's answer begins
 WORK, ASK = b"work", b"ask"  # kinds of pieces
 
@@ -72,7 +77,10 @@ class Pool:
         parts = (data.train.images, data.test.images)
         room = 2 * sum(part.stored.nbytes for part in parts if part.file is None)
         shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > room
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=SHARED if shared else None))
+        sweep(SHARED)
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED if shared else None))
+        self.lock = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
         data.lay_out(self.folder)
         self.configs = [self.folder / f"config-{i}.toml" for i in range(len(devices))]
         for file, device in zip(self.configs, devices, strict=True):
@@ -143,6 +151,7 @@ class Pool:
         for worker in self.workers:
             worker.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self.lock)
 
     def _start(self, i: int) -> Worker:
         mine, theirs = socket.socketpair()
@@ -176,6 +185,21 @@ class Pool:
                 "enough memory? run.engine=serial does without workers"
             )
         self.workers[i] = self._start(i)
+
+
+def sweep(place: Path) -> None:
+    """Removes what killed processes have left in shared memory: the folder of a living one is locked. One that was made
+    this very minute may be about to be."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # somebody else's, or gone
+            if time.time() - folder.stat().st_mtime < MINUTE:
+                continue
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _images(world: World, state: State, number: int) -> int:

@@ -1,5 +1,6 @@
 """Pictures, from results."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
@@ -211,6 +212,12 @@ def _short(text: str) -> str:
 
 
 def _save(figure: "Figure", file: Path) -> None:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
     buffer = BytesIO()
-    figure.savefig(buffer, format="png")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name in a script that the font lacks is drawn as boxes
+        figure.savefig(buffer, format="png")
     write_atomic(file, buffer.getvalue())

@@ -1,6 +1,7 @@
 """The run folder: an append-only record, one line a round, and the result that is computed from it."""
 
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,9 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise HoldfastError(f"{folder} is being written by another process; wait for it, or use --out") from error
+            raise HoldfastError(
+                f"{folder} is being written by another process; wait for it, or choose another folder"
+            ) from error
         try:
             yield
         finally:
@@ -61,18 +64,39 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 class Record:
-    """Writes the lines of a run as they come, after the first `keep` of those that are there already."""
+    """Writes the lines of a run as they come, after the first `keep` of those that are there already, which have this
+    hash."""
 
-    def __init__(self, folder: Path, keep: int = 0) -> None:
-        file = folder / "record.jsonl"
+    def __init__(self, folder: Path, keep: int = 0, digest: str = "") -> None:
+        self.file = folder / "record.jsonl"
+        self._hash = hashlib.sha256()
         if keep:  # a round that was written but not finished is played again
-            write_atomic(file, b"".join(line + b"\n" for line in file.read_bytes().split(b"\n")[:keep]))
-        self._file = open(file, "a" if keep else "w", encoding="utf-8")  # noqa: SIM115
+            kept = b"".join(line + b"\n" for line in _read(folder, "record.jsonl").split(b"\n")[:keep])
+            self._hash.update(kept)
+            if self.digest != digest:
+                raise HoldfastError(
+                    f"{self.file} is not what the checkpoint after round {keep} was written with; put it back as it "
+                    "was, or delete the folder and run it again"
+                )
+            write_atomic(self.file, kept)
+        self._file = open(self.file, "ab" if keep else "wb")  # noqa: SIM115
+
+    @property
+    def digest(self) -> str:
+        """The hash of all lines so far."""
+        return self._hash.hexdigest()
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        text = json.dumps(line).encode() + b"\n"
+        try:
+            self._file.write(text)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise HoldfastError(
+                f"cannot write to {self.file}: {error.strerror}; make room and run the same command again, it goes on"
+            ) from error
+        self._hash.update(text)
 
     def __enter__(self) -> "Record":
         return self
@@ -82,10 +106,13 @@ class Record:
 
 
 def read_record(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's record."""
+    """The lines of a run's record, one for each round in their order."""
     try:
-        return [json.loads(line) for line in _read(folder, "record.jsonl").splitlines()]
-    except ValueError as error:
+        lines = [json.loads(line) for line in _read(folder, "record.jsonl").splitlines()]
+        if not lines or any(line["round"] != number or not line["task"] for number, line in enumerate(lines, 1)):
+            raise ValueError("it does not hold one line for each round")
+        return lines
+    except (ValueError, KeyError, TypeError) as error:
         raise HoldfastError(
             f"{folder / 'record.jsonl'} is damaged ({error}); delete the folder and run it again"
         ) from error

@@ -284,6 +284,20 @@ def test_a_class_of_one_image_cannot_be_split(tmp_path: Path) -> None:
     assert f"the class 'dog' of {top} has too few images to draw some for testing; add" in refused(top)
 
 
+@pytest.mark.parametrize(
+    ("shades", "idle"),
+    [
+        ({"car": [1, 2], "plane": [3, 4], "train/steam": [5, 6], "train/diesel": [7, 8]}, "car, plane"),
+        ({"car": [1, 2], "plane": [3, 4], "train": [5, 6]}, "car, plane"),
+        ({"train/a": [1, 2], "Test/a": [3], "valid/a": [4]}, "Test, valid"),
+        ({"clients/north/a": [1, 2], "train/a": [3, 4]}, "train"),
+    ],
+)
+def test_images_that_would_not_be_used_are_named(tmp_path: Path, shades: Shades, idle: str) -> None:
+    with pytest.raises(HoldfastError, match=f"beside it {idle}, which would not be used; move them into"):
+        load(write(tmp_path / "top", shades))
+
+
 @pytest.mark.parametrize("shades", [{}, {"train": [1, 2]}, {"clients": []}])
 def test_no_classes_at_all(tmp_path: Path, shades: Shades) -> None:
     top = write(tmp_path / "mine", {"": [], **shades})

@@ -9,6 +9,10 @@ from PIL import Image
 from safetensors.torch import save
 
 from holdfast.cli import main
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.stored import write_model
+from holdfast.predict import predict
+from holdfast.seeding import torch_generator
 
 TINY = ["--dataset", "tiny-imagenet"]
 
@@ -147,6 +151,28 @@ def test_a_damaged_model_is_said(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(model)
     assert "damaged" in refused(capsys, monkeypatch, "predict", str(tmp_path), "x.png")
+
+
+@pytest.mark.parametrize("change", [{"classes": ["a"]}, {"mean": None}, {"image_size": 17.5}, {"std": [1, 2]}])
+def test_a_model_with_other_facts_is_said(
+    change: dict[str, object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = IncrementalModel(ModelSpec("convnet", "batch", 16), torch_generator(0))
+    model.grow(2, torch_generator(1))
+    facts: dict[str, object] = {
+        "classes": ["a", "b"],
+        "growths": [2],
+        "method": {"name": "fedavg"},
+        "backbone": "convnet",
+    }
+    facts |= {"backbone": "convnet", "norm": "batch", "image_size": 16, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    Image.new("RGB", (16, 16)).save(tmp_path / "x.png")
+    write_model(tmp_path / "model.safetensors", model.state_dict(), facts)
+    assert len(predict(tmp_path, [tmp_path / "x.png"])[0].classes) == 2
+    write_model(tmp_path / "model.safetensors", model.state_dict(), {**facts, **change})
+    said = refused(capsys, monkeypatch, "predict", str(tmp_path), str(tmp_path / "x.png"))
+    assert "model.safetensors" in said
+    assert "damaged" in said
 
 
 @pytest.mark.parametrize("result", [b'{"method": ', b"{}", b"\xff\xfe", b"null"])

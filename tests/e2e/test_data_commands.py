@@ -220,6 +220,17 @@ def test_check_compares_the_whole_cache(
     facts(command("data", "check", name, "--json"))
 
 
+def test_check_reads_an_archive_again_that_has_been_decoded(command: Command, glyphs: DataSet, tmp_path: Path) -> None:
+    """Its directory is as it was, so that the cache is taken for its images."""
+    top = draw_classes(glyphs, tmp_path / "mine")
+    file = Path(shutil.make_archive(str(tmp_path / "mine"), "zip", top))
+    facts(command("data", "check", f"folder:{file}", "--json"))
+    content = bytearray(file.read_bytes())
+    content[content.index(b"PNG") + 60] ^= 255
+    file.write_bytes(content)
+    assert f"in {file} is damaged" in sentence(command("data", "check", f"folder:{file}"))
+
+
 def test_names_with_brackets_are_shown_as_they_are(command: Command, glyphs: DataSet, tmp_path: Path) -> None:
     top = tmp_path / "my [holiday] pictures"
     draw(glyphs, top / "clients" / "[bold]er" / "[red] glyph", 0, 0, 6)

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
-from holdfast.engines import Engine
+from holdfast.engines import Engine, pool
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
@@ -80,3 +80,23 @@ def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any]) -> N
     with engine_of(engine="pool", workers=1) as pool:
         assert isinstance(pool, Pool)
         assert len(pool.workers) == 1
+
+
+def test_what_killed_processes_left_in_memory_is_swept_and_what_lives_is_not(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SHARED", tmp_path)
+    dead, young = tmp_path / "holdfast-dead", tmp_path / "holdfast-young"
+    for folder in (dead, young):
+        folder.mkdir()
+        (folder / "images.npy").write_bytes(b"x")
+    config = load_config(small)
+    with Pool(config, load_data(config.data), 1) as living:
+        assert living.folder.parent == tmp_path
+        for folder in (dead, living.folder):
+            os.utime(folder, (0, 0))
+        pool.sweep(tmp_path)
+        assert not dead.exists()
+        assert living.folder.exists()
+        assert young.exists()
+    assert not living.folder.exists()
