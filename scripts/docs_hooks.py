@@ -18,10 +18,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
         markdown = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", markdown)
     elif name == "results.md":
-        pages = sorted(
-            (ROOT / "docs/results/reproduced").glob("*.md"), key=lambda path: (path.stem[:3], len(path.stem))
-        )
-        markdown += "\n".join(f"- [{_title(path)}](results/reproduced/{path.name})" for path in pages)
+        pages = sorted((ROOT / "docs/results/reproduced").glob("*.md"), key=_place)
+        markdown += "\n" + "\n".join(f"- [{_title(path)}](results/reproduced/{path.name})" for path in pages)
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 
@@ -35,6 +33,12 @@ def settings_table() -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _place(path: Path) -> tuple[str, int]:
+    """Figures and tables by their numbers: table2, table10-paper, table12."""
+    kind, number = re.match(r"([a-z]+)(\d+)", path.stem).groups()  # type: ignore[union-attr]
+    return kind, int(number)
 
 
 def _title(path: Path) -> str:

@@ -60,12 +60,27 @@ def test_links_and_commands_exist(page: Path) -> None:
         assert (ROOT / config).exists()
 
 
-def test_the_page_of_settings_has_them_all() -> None:
+@pytest.fixture
+def hooks() -> Any:
     spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "scripts" / "docs_hooks.py")
     assert spec is not None
     assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_results_lists_every_reproduced_page_by_its_number(hooks: Any) -> None:
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="results.md"))
+    text = hooks.on_page_markdown((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), page)
+    _, listed = text.rsplit("\n\n", 1)  # a list begins after an empty line
+    files = re.findall(r"^- \[.*\]\(results/reproduced/(.*)\.md\)$", listed, re.M)
+    assert len(files) == len(listed.splitlines())
+    assert set(files) == {path.stem for path in (ROOT / "docs" / "results" / "reproduced").glob("*.md")}
+    assert files.index("table2") < files.index("table10-paper") < files.index("table12")
+
+
+def test_the_page_of_settings_has_them_all(hooks: Any) -> None:
     table = hooks.settings_table()
     for setting in ("`plan.memory`", "`data.corrupt`", "`method.cbl`", "`train.lr`"):
         assert setting in table
