@@ -315,7 +315,10 @@ def _build(room: str, kind: type, values: Mapping[str, Any]) -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        first = error.errors()[-1]  # of a union, its last form: a list with a wrong entry rather than "not a number"
-        key = str(first["loc"][0]) if first["loc"] else room
+        where = error.errors()[0]["loc"][:1]
+        key = str(where[0]) if where else room
+        # Of a union the form that was meant: a list with a wrong entry, or a wrong number.
+        forms = [problem for problem in error.errors() if problem["loc"][:1] == where]
+        first = forms[-1 if isinstance(values.get(key), list) else 0]
         reason = first["msg"][0].lower() + first["msg"][1:]
         raise HoldfastError(f"{dot}{key} = {values.get(key)!r} is not possible: {reason}") from error
