@@ -1,6 +1,7 @@
 """CIFAR-100 as its authors publish it: the binary or the Python archive, or either one's unpacked folder."""
 
 import hashlib
+import lzma
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,9 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], dict[st
             while archive.fileobj is not None and archive.fileobj.read(1 << 20):
                 pass  # to the end, where the checksum of the whole is
             return _arrays(source, read, "train.bin" in members, repr(content), cache)
-    except (OSError, EOFError, tarfile.TarError) as error:
-        raise HoldfastError(f"{source} cannot be read ({error}); get it anew or correct data.path") from error
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
+        reason = " ".join(str(error).split())
+        raise HoldfastError(f"{source} cannot be read ({reason}); get it anew or correct data.path") from error
 
 
 def _from_folder(source: Path, cache: Path) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:

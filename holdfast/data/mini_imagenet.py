@@ -56,11 +56,19 @@ def _classes(tree: Tree) -> dict[str, list[str]]:
 
 def _listed(tree: Tree, files: list[str]) -> dict[str, list[str]]:
     """The form with all images in one folder, and files of lines of name and class."""
-    there, classes = set(tree.names), dict[str, list[str]]()
+    there, seen, classes = set(tree.names), set[str](), dict[str, list[str]]()
     for file in files:
-        for row in csv.DictReader(tree.text(file).splitlines()):
-            name, label = f"images/{row.get('filename')}", row.get("label")
+        rows = csv.DictReader(tree.text(file).splitlines())
+        if not {"filename", "label"} <= set(rows.fieldnames or ()):
+            raise HoldfastError(f"{file} in {tree.where} does not begin with the line filename,label; add it")
+        for row in rows:
+            name, label = f"images/{row['filename']}", row["label"]
             if not label or name not in there:
                 raise HoldfastError(f"{file} in {tree.where} names {name!r}, which is not there, or no class for it")
+            if name in seen:
+                raise HoldfastError(f"{file} in {tree.where} names {name!r} a second time; leave it in one place")
+            seen.add(name)
             classes.setdefault(label, []).append(name)
+    if not classes:
+        raise HoldfastError(f"{', '.join(files)} in {tree.where} name no images; get them anew")
     return {label: sorted(names) for label, names in sorted(classes.items())}

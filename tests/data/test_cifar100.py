@@ -1,6 +1,8 @@
 """CIFAR-100 from files of its true formats, whole and broken; and pickles that want to do harm."""
 
+import gzip
 import io
+import lzma
 import os
 import pickle
 import tarfile
@@ -157,6 +159,17 @@ def test_a_flipped_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(HoldfastError) as caught:
             load(path, 32, tmp_path / f"cache {place}")
         assert str(path) in str(caught.value)
+
+
+def test_other_damaged_archives_are_one_sentence(tmp_path: Path) -> None:
+    path = written(tmp_path, "archive", binary_files(), "cifar-100-binary")
+    packed = lzma.compress(gzip.decompress(path.read_bytes()))
+    for content in (packed[: len(packed) // 2], packed[:99] + bytes(50) + packed[149:], b""):
+        other = tmp_path / "cifar.tar.xz"
+        other.write_bytes(content)
+        with pytest.raises(HoldfastError, match="cannot be read") as caught:
+            load(other, 32, tmp_path / "cache")
+        assert "\n" not in str(caught.value)
 
 
 def test_a_class_without_test_images_is_refused(tmp_path: Path) -> None:

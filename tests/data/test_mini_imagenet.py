@@ -185,6 +185,19 @@ def test_images_in_one_folder_with_lists_of_their_classes(tmp_path: Path) -> Non
     assert names == ("n01", "n02")
     assert entry.arrays["train_labels"].tolist() == [0] * 5 + [1] * 5
     assert entry.arrays["test_images"][:, 0, 0, 0].tolist() == [105, 5]
+    whole = (top / "val.csv").read_text()
+    for text, says in (
+        (f"{whole}\nn02_0.png,n01", "names 'images/n02_0.png' a second time"),
+        ("n01_0.png,n01", "does not begin with the line filename,label"),
+    ):
+        (top / "val.csv").write_text(text)
+        with pytest.raises(HoldfastError, match=f"val.csv in .* {says}"):
+            mini_imagenet.load(top, 8, tmp_path / "cache")
+    (top / "val.csv").write_text(whole)
     (top / "images" / "n01_3.png").unlink()
     with pytest.raises(HoldfastError, match=r"val.csv in .* names 'images/n01_3.png', which is not there"):
+        mini_imagenet.load(top, 8, tmp_path / "cache")
+    for part in ("train", "val"):
+        (top / f"{part}.csv").write_text("filename,label\n")
+    with pytest.raises(HoldfastError, match=r"train.csv, val.csv in .* name no images"):
         mini_imagenet.load(top, 8, tmp_path / "cache")
