@@ -19,6 +19,7 @@ from holdfast.data.schedule import Plan, make_plan
 from holdfast.experiment import run_name
 from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
 from holdfast.results import paper
+from holdfast.results.comparison import MEASURES
 from holdfast.results.record import read_result, write_result
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -285,7 +286,7 @@ def test_figures_are_drawn_from_the_runs_that_are_there(command: Command, tmp_pa
         assert sum(count > 0 for count in picture.convert("L").histogram()) > 20
     rows = list(csv.reader((tmp_path / "pages" / f"{name}.csv").read_text().splitlines()))
     assert {"2021", "2022", "2023"} == {row[7] for row in rows[1:]}
-    assert {row[8] for row in rows[1:]} == {"accuracy", "f1", "recall"}
+    assert {"accuracy", "f1", "recall"} <= {row[8] for row in rows[1:]} <= set(MEASURES)  # older records have no others
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig5"])
