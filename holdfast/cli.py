@@ -30,7 +30,7 @@ from holdfast.federation.traffic import by_task
 from holdfast.methods import METHODS
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves, phases_bar
-from holdfast.results.record import Result, read_result
+from holdfast.results.record import Result, read_plan, read_result
 from holdfast.results.tables import (
     by_protocol,
     comparison,
@@ -123,7 +123,7 @@ def _report(done: Run, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"folder": str(done.folder), **done.result.to_json()}))
         return
-    _show(done.result)
+    _show(done.folder, done.result)
     if not done.fresh:
         out.print("This very run was complete already; delete its folder to run it again.")
     print(f"{done.folder} (picture: {done.folder / 'accuracy.png'})")
@@ -150,7 +150,7 @@ def show(
         for data, some in by_protocol(results).items():
             out.print(rows_table(f"{data}: accuracy in %, mean (± standard deviation) over seeds", *comparison(some)))
     else:
-        _show(results[0])
+        _show(runs[0], results[0])
 
 
 @app.command()
@@ -324,9 +324,9 @@ def _config(
     return load_config(file, flags)
 
 
-def _show(result: Result) -> None:
+def _show(folder: Path, result: Result) -> None:
     out.print(result_table(result))
-    for line in result_lines(result):
+    for line in result_lines(result, (read_plan(folder) or {}).get("clients", ())):
         out.print(line, highlight=False)
 
 

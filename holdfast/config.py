@@ -176,6 +176,9 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     return _build_config(_overlay(_overlay(tree, own.get(str(name), {})), flags))
 
 
+BATCHWISE = "every run records F1 and recall both ways: see them with 'holdfast compare --measure f1-batchwise128'"
+
+
 def _build_config(tree: Mapping[str, Any]) -> Config:
     """Validates nested plain values; anything wrong is named in one sentence."""
     rest = dict(tree)
@@ -187,7 +190,8 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     rooms = {room: _build(room, kind, _table(room, rest.pop(room, {}))) for room, kind in ROOMS.items()}
     for key in rest:
         if key != "seed":
-            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, ['seed', 'method', *ROOMS])}")
+            hint = BATCHWISE if key == "metrics" else nearest(key, ["seed", "method", *ROOMS])
+            raise HoldfastError(f"unknown setting {key!r}; {hint}")
     config: Config = _build("", Config, {"method": method, **rooms, **rest})
     return _resolve(config)
 

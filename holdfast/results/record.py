@@ -118,6 +118,21 @@ def read_record(folder: Path) -> list[dict[str, Any]]:
         ) from error
 
 
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """Who was to get what when, if the run's folder has it."""
+    if not (folder / "plan.json").exists():
+        return None
+    try:
+        plan: dict[str, Any] = json.loads(_read(folder, "plan.json"))
+        if not all(isinstance(plan[key], list) for key in ("class_names", "clients", "arrivals", "groups")):
+            raise ValueError("it is not the plan of a run")
+        return plan
+    except (ValueError, KeyError, TypeError) as error:
+        raise HoldfastError(
+            f"{folder / 'plan.json'} is damaged ({error}); delete the folder and run it again"
+        ) from error
+
+
 def write_result(folder: Path, result: Result) -> None:
     write_json(folder / "result.json", result.to_json())
 

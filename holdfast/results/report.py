@@ -20,7 +20,7 @@ from PIL import Image
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
-from holdfast.results.record import Result, read_record, read_result
+from holdfast.results.record import Result, read_plan, read_record, read_result
 from holdfast.results.tables import NUMBER, by_protocol, names_of, percent, shape
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
@@ -45,12 +45,12 @@ class View:
 
 def read_view(folder: Path) -> View:
     result, lines = read_result(folder), read_record(folder)
-    plan, config = folder / "plan.json", folder / "config.toml"
+    config = folder / "config.toml"
     try:
         settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-        return View(folder, result, lines, settings, json.loads(plan.read_bytes()) if plan.exists() else None)
     except ValueError as error:
-        raise HoldfastError(f"a file in {folder} is damaged ({error}); delete the folder and run it again") from error
+        raise HoldfastError(f"{config} is damaged ({error}); delete the folder and run it again") from error
+    return View(folder, result, lines, settings, read_plan(folder))
 
 
 def write_report(folders: Sequence[Path], file: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """Bad input is one sentence on standard error, exit code 2, no traceback."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["show", "/nowhere"], "is not the folder of a finished run"),
         (["predict", "/nowhere", "x.png"], "holds no model.safetensors"),
         (["run", "--tasks", "12,0,13"], "plan.tasks = [12, 0, 13]"),
+        (["run", "--set", "metrics=batchwise128"], "compare --measure f1-batchwise128"),
         (["run", "--tasks", "0"], "plan.tasks = 0 is not possible: input should be greater than or equal to 1"),
         (["run", "--set", "method.name=[1]"], "unknown method [1]"),
         (["run", "--set", "train.milestones=[0.5]"], "belong to train.schedule=steps"),
@@ -182,6 +184,31 @@ def test_a_damaged_result_is_said(
 ) -> None:
     (tmp_path / "result.json").write_bytes(result)
     assert "damaged" in refused(capsys, monkeypatch, "show", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("record.jsonl", '{"a": 1}'),
+        ("record.jsonl", "[1]"),
+        ("record.jsonl", ""),
+        ("record.jsonl", '{"round": 2, "task": 1}'),
+        ("plan.json", '{"a": 1}'),
+        ("plan.json", "[]"),
+    ],
+)
+def test_a_record_or_plan_of_another_shape_is_said(
+    file: str, content: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(Path(__file__).parents[2] / "docs" / "results" / "glyphs-mini" / "lga-2021", run)
+    (run / file).write_text(content)
+    for words in (["report", str(run), "--out", str(tmp_path / "page.html")], ["export", str(run), "--out", "x"]):
+        if file == "record.jsonl" or words[0] == "report":
+            said = refused(capsys, monkeypatch, *words)
+            assert f"{file} is damaged" in said
+            assert "run it again" in said
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_a_config_for_windows_eyes_is_read_and_a_strange_table_refused(
