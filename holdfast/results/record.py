@@ -113,9 +113,7 @@ def read_record(folder: Path) -> list[dict[str, Any]]:
             raise ValueError("it does not hold one line for each round")
         return lines
     except (ValueError, KeyError, TypeError) as error:
-        raise HoldfastError(
-            f"{folder / 'record.jsonl'} is damaged ({error}); delete the folder and run it again"
-        ) from error
+        raise damaged(folder / "record.jsonl", error) from error
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
@@ -128,9 +126,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
             raise ValueError("it is not the plan of a run")
         return plan
     except (ValueError, KeyError, TypeError) as error:
-        raise HoldfastError(
-            f"{folder / 'plan.json'} is damaged ({error}); delete the folder and run it again"
-        ) from error
+        raise damaged(folder / "plan.json", error) from error
 
 
 def write_result(folder: Path, result: Result) -> None:
@@ -156,9 +152,11 @@ def read_result(folder: Path) -> Result:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "the file"
-        raise HoldfastError(
-            f"{folder / 'result.json'} is damaged ({where}: {problem['msg']}); delete the folder and run it again"
-        ) from error
+        raise damaged(folder / "result.json", f"{where}: {problem['msg']}") from error
+
+
+def damaged(file: Path, reason: object) -> HoldfastError:
+    return HoldfastError(f"{file} is damaged ({reason}); delete the folder and run it again")
 
 
 def _read(folder: Path, name: str) -> bytes:

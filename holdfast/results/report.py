@@ -20,7 +20,7 @@ from PIL import Image
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
-from holdfast.results.record import Result, read_plan, read_record, read_result
+from holdfast.results.record import Result, damaged, read_plan, read_record, read_result
 from holdfast.results.tables import NUMBER, by_protocol, names_of, percent, shape
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
@@ -49,7 +49,7 @@ def read_view(folder: Path) -> View:
     try:
         settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     except ValueError as error:
-        raise HoldfastError(f"{config} is damaged ({error}); delete the folder and run it again") from error
+        raise damaged(config, error) from error
     return View(folder, result, lines, settings, read_plan(folder))
 
 
