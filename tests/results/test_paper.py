@@ -147,8 +147,8 @@ def test_the_configs_have_the_settings_of_the_paper(dataset: str, method: str) -
     for room in ("plan", "model", "train"):
         assert {key: getattr(getattr(config, room), key) for key in COMMON[room]} == COMMON[room]
     preset = config.method.preset
-    own = COMMON["for"].get(method, {"train": {"lr": preset.lr, "schedule": preset.schedule}})
-    assert (config.train.lr, config.train.schedule) == (own["train"]["lr"], own["train"]["schedule"])
+    own = {"lr": preset.lr, "schedule": preset.schedule, **COMMON["for"].get(method, {"train": {}})["train"]}
+    assert {key: getattr(config.train, key) for key in own} == own
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
