@@ -54,11 +54,8 @@ def _load(file: Path) -> tuple[Method, IncrementalModel, Transform, dict[str, An
         model.load_state_dict(weights)
         (a, b, c), (d, e, f) = (map(float, facts[name]) for name in ("mean", "std"))
         transform = Transform((a, b, c), (d, e, f), flip=False)
-        size = facts["image_size"]
-        with torch.inference_mode():
-            width = method.predict(model.eval(), transform.plain(torch.zeros(1, 3, size, size, dtype=torch.uint8)))
-        if width.shape[1] != len(facts["classes"]):
-            raise ValueError(f"{len(facts['classes'])} names for {width.shape[1]} classes")
+        if sum(facts["growths"]) != len(facts["classes"]) or not isinstance(facts["image_size"], int):
+            raise ValueError(f"{len(facts['classes'])} names, images of {facts['image_size']} pixels")
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(file, error) from error
-    return method, model, transform, facts
+    return method, model.eval(), transform, facts

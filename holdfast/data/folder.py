@@ -85,7 +85,7 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
 def _all_used(tree: Tree, first: set[str]) -> None:
     """Images beside train/ or clients/ would be passed over without a word; a class may even be called "train"."""
     whole = next((part for part in ("clients", "train") if part in first), None)
-    used = {"clients": {"clients", "test", "val"}, "train": {"train", "test", "val"}}.get(whole or "", first)
+    used = {whole, "test", "val"} if whole else first
     idle = sorted({name.split("/")[0] for name in tree.names if "/" in name and is_image(name)} - used)
     if idle:
         raise HoldfastError(
