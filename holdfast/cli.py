@@ -43,6 +43,7 @@ from holdfast.results.tables import (
     traffic_table,
 )
 
+STOPPED = 130  # the exit code of what the user or the system ends, as shells have it
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast Holdfast is on this machine, as ratios in one run.")
 app.add_typer(bench, name="bench")
@@ -116,7 +117,7 @@ def _or_stopped(work: Callable[[], Run], folder: Path) -> Run:
     try:
         return work()
     except KeyboardInterrupt:
-        _stop(f"stopped; what was done is kept. Go on with: holdfast resume {folder}", 130)
+        _stop(f"stopped; what was done is kept. Go on with: holdfast resume {folder}", STOPPED)
 
 
 def _report(done: Run, as_json: bool) -> None:
@@ -277,13 +278,13 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a class's name shows a question mark
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
     except (HoldfastError, OSError) as error:  # a disk that is full or gone is the user's business, not a bug's
         _stop(str(error), 2)
     except MemoryError:
         _stop("there is not enough memory; use fewer or smaller images (data.*), or a smaller batch", 2)
     except (typer.Abort, KeyboardInterrupt):
-        _stop("stopped; what was done is kept, and the same command goes on", 130)
+        code = STOPPED
     except Exception as error:
         # A wrong option or command; which class says so depends on the version of typer.
         say = getattr(error, "format_message", None)
@@ -292,6 +293,9 @@ def main() -> None:
         if not say():  # no command at all: the help has been printed
             sys.exit(2)
         _stop(f"{' '.join(say().split()).rstrip('.')}; see 'holdfast --help'", 2)
+    if code == STOPPED:
+        _stop("stopped; what was done is kept, and the same command goes on", STOPPED)
+    sys.exit(code)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -86,7 +86,7 @@ def compare(
         _check_folder(picture.parent)
         if picture.is_dir():
             raise HoldfastError(f"cannot write {picture}, which is a folder; name a PNG file")
-    done = _run_all(configs, runs)
+    done = run_all(configs, runs)
     results = [replace(run.result, method=names[i // len(numbers)]) for i, run in enumerate(done)]
     table = comparison.compared(results, chosen, measure)
     if form == "text" and not as_json:
@@ -119,14 +119,6 @@ def _check_folder(folder: Path) -> None:
         raise HoldfastError(f"cannot write to the folder {folder}: {there} is a file; choose another")
     if not os.access(there, os.W_OK):
         raise HoldfastError(f"cannot write to the folder {folder}: {there} is not yours to write to; choose another")
-
-
-def _run_all(configs: Sequence[Config], folder: Path, needs: str | None = None) -> list[Run]:
-    """As `run_all`; if the user stops it, it ends with the words of `main`, for typer would end it with none."""
-    try:
-        return run_all(configs, folder, needs)
-    except KeyboardInterrupt as stop:
-        raise typer.Abort from stop
 
 
 def reproduce(
@@ -179,7 +171,7 @@ def reproduce(
         needs = "prototypes.png" if name == "fig5" else None
         if not show:
             wanted = _available(wanted, scale)
-            _run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs, needs)
+            run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs, needs)
         known = known_runs(runs, needs)
         found = {
             one: Found(tuple(there), tuple(read_result(folder) for folder in there))

@@ -65,6 +65,8 @@ def load_data(settings: "DataSettings") -> DataSet:
     source = source_of(settings.name)
     if settings.path and not source.patterns:
         raise HoldfastError(f"data.path={settings.path!r} is of no use to {settings.name}; leave it out")
+    if settings.test_share and "test_share" not in source.defaults:
+        raise HoldfastError(f"{settings.name} has test images of its own; leave data.test_share out")
     data = source.load(settings)
     if data.unreadable:
         _complain(settings, data)

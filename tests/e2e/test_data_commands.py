@@ -304,6 +304,16 @@ def test_prepare_without_any_file(command: Command, root: Path) -> None:
     assert not root.exists()
 
 
+def test_one_who_stops_it_is_told_that_it_goes_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli_data.load_data", stop)
+    code, out, err = command("data", "prepare", "glyphs")
+    assert (code, out) == (130, "")
+    assert "stopped; what was done is kept, and the same command goes on" in err
+
+
 def test_prepare_says_how_to_get_what_may_not_be_downloaded(command: Command) -> None:
     said = sentence(command("data", "prepare", "imagenet"))
     assert "ImageNet may not be downloaded here; sign up at https://www.image-net.org/download" in said
