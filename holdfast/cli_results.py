@@ -18,7 +18,7 @@ from holdfast.compare import Spec, grid, known_runs, names_of_specs, parse_seeds
 from holdfast.config import Config, load_config, parse_setting
 from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
-from holdfast.experiment import Run, run_name
+from holdfast.experiment import run_name
 from holdfast.files import write_atomic
 from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
 from holdfast.results import comparison, paper
