@@ -16,7 +16,8 @@ from holdfast.federation.messages import PrototypeShare, State
 from holdfast.federation.prototypes import Perturbation, share_prototypes
 from holdfast.federation.proxy import AnyRound, PrototypeProxy, Proxy, ProxyHome, ProxySettings
 from holdfast.federation.transition import Detector, detector_of
-from holdfast.methods.base import BCE, CE, STRICT, Losses, Method
+from holdfast.methods.base import BCE, CE, STRICT, Losses
+from holdfast.methods.shared import NearestMean
 from holdfast.seeding import torch_generator
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -35,7 +36,7 @@ START = "where it starts: smooth (and in frequencies), or white pixels as in the
 
 
 @dataclass(frozen=True, config=STRICT)
-class LGA(Method):
+class LGA(NearestMean):
     """Local-global anti-forgetting. On a client: a classification loss in which every sample counts by its own
     gradient over the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew
     the classes before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed
@@ -43,7 +44,8 @@ class LGA(Method):
     growth tell their augmented features apart, the old model that everybody distils from.
 
     This is the form that measured best: sigmoid outputs, since the softmax form asks a new image to leave a third of
-    its probability to old classes. Where paper and code leave a choice, a field has it; see docs/departures.md."""
+    its probability to old classes. Where paper and code leave a choice, a field has it; see docs/departures.md. Beyond
+    the paper, it can answer by the nearest mean of exemplars (`inference`), as iCaRL does."""
 
     name: ClassVar[str] = "lga"
     about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), the form that measured best"
@@ -93,10 +95,6 @@ class LGA(Method):
     @property
     def preset(self) -> Preset:
         return CE if self.form == "softmax" else replace(BCE, schedule="cosine")
-
-    @property
-    def keeps_memory(self) -> bool:
-        return True
 
     @property
     def observes_augmented(self) -> bool:

@@ -26,6 +26,7 @@ VARIANTS: list[dict[str, Any]] = [
     *({"name": name, **SMALL.get(name, {})} for name in METHODS),
     {"name": "fedavg", "replay": True},
     {"name": "icarl", "inference": "nme"},
+    {"name": "lga", "inference": "nme"},
     {"name": "dytox", **SMALL["dytox"], "encoder": "network"},
     {"name": "bic", "keep_all": True},
 ]

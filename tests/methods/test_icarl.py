@@ -17,6 +17,7 @@ from holdfast.losses import weighted_binary_cross_entropy
 from holdfast.methods.afc import AFC
 from holdfast.methods.geodl import GeoDL
 from holdfast.methods.icarl import ICaRL
+from holdfast.methods.lga import LGA
 from holdfast.methods.podnet import PODNet
 from holdfast.methods.shared import NearestMean, class_means, class_sums
 from holdfast.models.incremental import IncrementalModel
@@ -165,7 +166,7 @@ def test_the_server_pools_all_clients_exemplars_and_keeps_the_mean_of_a_class_th
     assert torch.equal(model.noted("mean"), means)
 
 
-@pytest.mark.parametrize("method", [ICaRL, GeoDL, PODNet, AFC])
+@pytest.mark.parametrize("method", [ICaRL, GeoDL, PODNet, AFC, LGA])
 def test_the_nearest_mean_answers_and_the_head_for_a_class_without_one(method: type[NearestMean]) -> None:
     nearest = method(inference="nme")
     model = model_of(nearest, IncrementalModel, (2, 2)).eval()
