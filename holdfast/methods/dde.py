@@ -97,14 +97,15 @@ class DDE(Method):
         if not fresh.any():
             return cross_entropy(logits, batch.labels)
         rows = near[torch.searchsorted(new, batch.rows[fresh.cpu()])]  # (M, K)
+        asked, places = rows.unique(return_inverse=True)  # many images share a neighbour
         answers = one_pass(
             local.model,
             local.world.train,
             local.world.transform,
-            rows.flatten(),
+            asked,
             lambda pixels: local.model(pixels).logits.softmax(dim=1),
         )
-        p = answers.to(logits.device).unflatten(0, rows.shape)  # (M, K, C)
+        p = answers[places].to(logits.device)  # (M, K, C)
         labels = batch.labels[fresh]
         theirs = p.gather(2, labels[:, None, None].expand(-1, rows.shape[1], 1)).squeeze(2).mean(dim=1).clone()
         total = neighbour_cross_entropy(logits[fresh], labels, theirs) * fresh.sum()
