@@ -8,14 +8,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local
+from holdfast.federation.local import Local
 from holdfast.federation.messages import Extras
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
 from holdfast.methods.base import STRICT, Losses
 from holdfast.models import BACKBONES
 from holdfast.models.heads import ProxyModel
-from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 
 
 class ImportantModel(ProxyModel):
@@ -50,17 +50,9 @@ class AFC(shared.ProxyMethod):
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return super().fixed(model) | {n for n in model.state_dict() if n.startswith("importance")}
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
+    def distilled(self, local: Local, output: Output, teacher: Output) -> Losses:
         assert isinstance(local.model, ImportantModel)
-        output = local.model(batch.images)
-        terms = {"classification": nca(local.model.scale * output.logits, batch.labels)}
-        if local.predecessor is not None:
-            with torch.no_grad():
-                teacher = local.predecessor(batch.images)
-            growths = local.registry.growths
-            strength = self.strength * (sum(growths) / growths[-1]) ** 0.5
-            terms["discrepancy"] = strength * channel_discrepancy(output.maps, teacher.maps, local.model.importance)
-        return terms
+        return {"discrepancy": self.strength * channel_discrepancy(output.maps, teacher.maps, local.model.importance)}
 
     def finish_task(self, local: Local) -> Extras:
         tuned = super().finish_task(local)

@@ -2,15 +2,14 @@
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from holdfast.federation.local import Batch, Local
-from holdfast.losses import nca, pod_flat, pod_spatial
+from holdfast.federation.local import Local
+from holdfast.losses import pod_flat, pod_spatial
 from holdfast.methods import shared
 from holdfast.methods.base import STRICT, Losses
-from holdfast.models.heads import ProxyModel
+from holdfast.models.incremental import Output
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -31,15 +30,8 @@ class PODNet(shared.ProxyMethod):
     spatial: float = Field(default=3.0, ge=0, description="weight of the distillation of maps, lambda_c")
     flat: float = Field(default=1.0, ge=0, description="weight of the distillation of features, lambda_f")
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        assert isinstance(local.model, ProxyModel)
-        output = local.model(batch.images)
-        terms = {"classification": nca(local.model.scale * output.logits, batch.labels)}
-        if local.predecessor is not None:
-            with torch.no_grad():
-                teacher = local.predecessor(batch.images)
-            growths = local.registry.growths
-            more = (sum(growths) / growths[-1]) ** 0.5  # sqrt(C / Ct)
-            terms["spatial"] = more * self.spatial * pod_spatial(output.maps, teacher.maps)
-            terms["flat"] = more * self.flat * pod_flat(output.features, teacher.features)
-        return terms
+    def distilled(self, local: Local, output: Output, teacher: Output) -> Losses:
+        return {
+            "spatial": self.spatial * pod_spatial(output.maps, teacher.maps),
+            "flat": self.flat * pod_flat(output.features, teacher.features),
+        }

@@ -10,13 +10,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Local, Preset, Stage
+from holdfast.federation.local import Batch, Local, Preset, Stage
 from holdfast.federation.messages import Extras, Moment
 from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import nca
-from holdfast.methods.base import CE, STRICT, Method
+from holdfast.methods.base import CE, STRICT, Losses, Method
 from holdfast.models.heads import ProxyModel
-from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 from holdfast.seeding import torch_generator
 
 BEYOND = 2.0  # more than any cosine
@@ -198,6 +198,22 @@ class ProxyMethod(NearestMean):
         merge_classifiers(model, extras)
         if self.inference == "nme":
             super().merge(model, extras, seed, number)
+
+    def loss(self, local: Local, batch: Batch) -> Losses:
+        assert isinstance(local.model, ProxyModel)
+        output = local.model(batch.images)
+        terms = {"classification": nca(local.model.scale * output.logits, batch.labels)}
+        if local.predecessor is not None:
+            with torch.no_grad():
+                teacher = local.predecessor(batch.images)
+            growths = local.registry.growths
+            more = (sum(growths) / growths[-1]) ** 0.5  # sqrt(C / Ct)
+            terms |= {name: more * term for name, term in self.distilled(local, output, teacher).items()}
+        return terms
+
+    def distilled(self, local: Local, output: Output, teacher: Output) -> Losses:
+        """What is kept of the old model; it counts the more the more classes are old."""
+        raise NotImplementedError
 
     def stages(self, local: Local) -> Iterable[Stage]:
         yield replace(stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
