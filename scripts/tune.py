@@ -34,7 +34,7 @@ RIVALS = {
     "dde": Rival(0.1, weight=("beta", 0.25)),
     "geodl": Rival(0.1, weight=("strength", 10.0), variants=[{"inference": "nme"}]),
     "ssil": Rival(0.1, variants=[{"ratio": 2}]),
-    "dytox": Rival(0.002, variants=[{"tune_rate": 0.001}]),
+    "dytox": Rival(0.002, variants=[{"tune_rate": 0.001}, {"encoder": "network"}]),
     "afc": Rival(0.1, weight=("strength", 4.0), variants=[{"inference": "nme"}]),
     "glfc": Rival(1.0, variants=[{"gradient": "softmax"}]),
     "fedprox": Rival(0.1, weight=("mu", 0.01)),

@@ -48,7 +48,7 @@ class GatedAttention(Particular):
 
 
 class ClassAttention(nn.Module):
-    """A token asks, itself and all patches answer."""
+    """Every token asks; itself and all patches answer, but no other token."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,11 +56,16 @@ class ClassAttention(nn.Module):
         self.queries, self.keys_values = nn.Linear(width, width, bias=False), nn.Linear(width, 2 * width, bias=False)
         self.out = nn.Linear(width, width)
 
-    def forward(self, token: Tensor, everything: Tensor) -> Tensor:
-        """token (B, 1, D), everything (B, N, D) with the token among it."""
-        queries = self.queries(token).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        keys, values = self.keys_values(everything).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        out: Tensor = self.out(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2))
+    def forward(self, tokens: Tensor, patches: Tensor) -> Tensor:
+        """tokens (T, D), patches (B, N, D), to (B, T, D). What the patches answer with is found once for all tokens."""
+        queries = self.queries(tokens).unflatten(1, (self.heads, -1)).transpose(0, 1)  # (h, T, d)
+        own_keys, own_values = self.keys_values(tokens).unflatten(1, (2, self.heads, -1)).permute(1, 2, 0, 3)
+        keys, values = self.keys_values(patches).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        own = (queries * own_keys).sum(dim=2, keepdim=True).expand(len(patches), -1, -1, -1)  # (B, h, T, 1)
+        scores = torch.cat([own, queries @ keys.transpose(2, 3)], dim=3) / math.sqrt(queries.shape[-1])
+        shares = scores.softmax(dim=3)
+        mixed = shares[..., :1] * own_values + shares[..., 1:] @ values  # (B, h, T, d)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
 
@@ -86,16 +91,16 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Class attention and a perceptron for one token."""
+    """Class attention and a perceptron, for each token by itself."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(width), ClassAttention(width, heads)
         self.norm2, self.mlp = nn.LayerNorm(width), Mlp(width)
 
-    def forward(self, token: Tensor, patches: Tensor) -> Tensor:
-        token = token + self.attention(self.norm1(token), self.norm1(torch.cat([token, patches], dim=1)))
-        out: Tensor = token + self.mlp(self.norm2(token))
+    def forward(self, tokens: Tensor, patches: Tensor) -> Tensor:
+        answers = tokens + self.attention(self.norm1(tokens), self.norm1(patches))
+        out: Tensor = answers + self.mlp(self.norm2(answers))
         return out
 
 
@@ -172,8 +177,8 @@ class TokenModel(IncrementalModel):
 
     def forward(self, images: Tensor) -> Output:
         patches = self.backbone(images)
-        answers = [self.decoder(token.expand(len(images), 1, -1), patches)[:, 0] for token in self.tokens]
-        features = torch.cat(answers, dim=1) if answers else patches.mean(dim=1)
+        tokens = [token[0] for token in self.tokens]
+        features = self.decoder(torch.cat(tokens), patches).flatten(1) if tokens else patches.mean(dim=1)
         return Output(self.classify(features), features, [])
 
 

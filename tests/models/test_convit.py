@@ -215,19 +215,21 @@ def test_an_open_gate_sees_places_only_and_a_closed_one_content_only() -> None:
 
 
 def test_class_attention_by_loops() -> None:
+    """Every token for itself: it and the patches, but no other token."""
     module = ClassAttention(16, 4).requires_grad_(False)
-    token = torch.randn(2, 1, 16, generator=torch_generator(9))
-    everything = torch.cat([token, torch.randn(2, 5, 16, generator=torch_generator(10))], dim=1)
-    q, kv = token @ module.queries.weight.T, everything @ module.keys_values.weight.T
-    expected = torch.zeros(2, 1, 16)
+    tokens = torch.randn(3, 16, generator=torch_generator(9))
+    patches = torch.randn(2, 5, 16, generator=torch_generator(10))
+    expected = torch.zeros(2, 3, 16)
     for b in range(2):
-        for head in range(4):
-            part = slice(4 * head, 4 * head + 4)
-            keys, values = kv[b, :, :16][:, part], kv[b, :, 16:][:, part]
-            weights = torch.stack([q[b, 0, part] @ key / 2 for key in keys]).softmax(0)
-            expected[b, 0, part] = weights @ values
+        for number, token in enumerate(tokens):
+            q, kv = module.queries.weight @ token, torch.cat([token[None], patches[b]]) @ module.keys_values.weight.T
+            for head in range(4):
+                part = slice(4 * head, 4 * head + 4)
+                keys, values = kv[:, :16][:, part], kv[:, 16:][:, part]
+                weights = torch.stack([q[part] @ key / 2 for key in keys]).softmax(0)
+                expected[b, number, part] = weights @ values
     torch.testing.assert_close(
-        module(token, everything), expected @ module.out.weight.T + module.out.bias, atol=1e-5, rtol=1e-4
+        module(tokens, patches), expected @ module.out.weight.T + module.out.bias, atol=1e-5, rtol=1e-4
     )
 
 
@@ -243,21 +245,20 @@ def test_blocks_add_to_what_they_are_given() -> None:
                 block.get_parameter(f"{name}.bias").zero_()
     x = torch.randn(2, 4, 16, generator=torch_generator(12))
     assert torch.equal(encoder(x, relative_places(2, 2)), x)
-    assert torch.equal(decoder(x[:, :1], x[:, 1:]), x[:, :1])
+    assert torch.equal(decoder(x[0], x), x[:1].expand(2, -1, -1))
 
 
 def test_a_token_sees_itself_and_patches_in_any_order() -> None:
     with torch.device("meta"):
         decoder = DecoderBlock(16, 4)
     materialise(decoder, torch_generator(11))
-    x = torch.randn(2, 6, 16, generator=torch_generator(12))
+    token = torch.randn(1, 16, generator=torch_generator(12))
+    patches = torch.randn(2, 5, 16, generator=torch_generator(14))
     order = torch.randperm(5, generator=torch_generator(13))
-    mixed = torch.cat([x[:, :1], x[:, 1:][:, order]], dim=1)
-    torch.testing.assert_close(decoder(x[:, :1], x[:, 1:]), decoder(mixed[:, :1], mixed[:, 1:]))
-    alone = decoder(x[:, :1], x[:, :0])
-    unit = decoder.norm1(x[:, :1])
-    own = decoder.attention.out(unit @ decoder.attention.keys_values.weight[16:].T)
-    middle = x[:, :1] + own
+    torch.testing.assert_close(decoder(token, patches), decoder(token, patches[:, order]))
+    alone = decoder(token, patches[:1, :0])[0]
+    own = decoder.attention.out(decoder.norm1(token) @ decoder.attention.keys_values.weight[16:].T)
+    middle = token + own
     torch.testing.assert_close(alone, middle + decoder.mlp(decoder.norm2(middle)), atol=1e-5, rtol=1e-4)
 
 
