@@ -42,8 +42,8 @@ def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, config=STRICT)
 class NearestMean(Method):
-    """What iCaRL and those who build on it can answer by: the head, or the nearest mean of exemplars. For the means the
-    clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
+    """What iCaRL, those who build on it and LGA can answer by: the head, or the nearest mean of exemplars. For that
+    the clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
     model and their number; the server adds them up. A class that none of them holds keeps its mean of before; one that
     has none at all (new classes in mid-task, or where none of these clients holds it) is the answer where the head
     says so."""
