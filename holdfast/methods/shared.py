@@ -42,11 +42,11 @@ def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, config=STRICT)
 class NearestMean(Method):
-    """What iCaRL, those who build on it and LGA can answer by: the head, or the nearest mean of exemplars. For that
-    the clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
+    """What iCaRL, those who build on it and LGA can answer by: the head, or the nearest mean of exemplars. For that the
+    clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
     model and their number; the server adds them up. A class that none of them holds keeps its mean of before; one that
-    has none at all (new classes in mid-task, or where none of these clients holds it) is the answer where the head
-    says so."""
+    has none at all (new classes in mid-task, or where none of these clients holds it) is the answer where the head says
+    so."""
 
     inference: Literal["head", "nme"] = Field(
         default="head", description="who answers: the head, or the nearest mean of exemplars"
