@@ -15,7 +15,9 @@ from holdfast.errors import HoldfastError
 
 LAYOUT = {"train", "test", "val", "clients"}  # folders that are not classes
 SUFFIXES = {".jpg", ".jpeg", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-FOREIGN = {".heic", ".heif", ".avif", ".jxl", ".svg", ".dcm", ".dicom", ".nii", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
+# Kinds that nothing here can decode: counted as images that cannot be read, for left out without a word a client would
+# teach less.
+SUFFIXES |= {".heic", ".heif", ".avif", ".jxl", ".svg", ".dcm", ".nii", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
 Listed = tuple[str, int, int]  # name, size, and time of change or checksum
 
 
@@ -178,12 +180,10 @@ def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
     folders = {name[start:].split("/")[0] for name in tree.folders if name.startswith(below) and len(name) > start}
     files: dict[str, list[str]] = {name: [] for name in folders}
     for name in tree.names:
-        folder, slash, _ = name[start:].partition("/")
-        if not name.startswith(below) or not slash:
+        if not name.startswith(below) or not is_image(name):
             continue
-        if PurePosixPath(name).suffix.lower() in FOREIGN:  # left out without a word, a client would teach less
-            raise HoldfastError(f"{tree.where / name} is of a kind that cannot be read; make it a PNG or JPEG file")
-        if is_image(name):
+        folder, slash, _ = name[start:].partition("/")
+        if slash:
             files.setdefault(folder, []).append(name)
     classes: dict[str, list[str]] = {}
     for folder in sorted(files):
