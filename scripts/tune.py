@@ -1,12 +1,12 @@
 """A rival's settings at mini scale, found by one rule for all: `python scripts/tune.py METHOD [--report]`.
 
 Six trials on glyphs-mini (other characters than are reported): three learning rates a factor of two apart, a fourth
-beyond the best if it is at the edge, else between it and its better neighbour; then, at the best rate, the method's
-variants (by whom it answers, for example); with what was best so far the method's main weight over three, and, if a
-trial is left, over nine if that was better, else times three. A method without a weight tries further learning rates
-for the trials that are left. Two more on tiny-mini (other classes than are reported): the
-chosen rate and half of it. Then, with --report, the three reported seeds of both protocols. What is done already is
-not done again."""
+beyond the best if it is at the edge, else between it and its better neighbour; then, with what was best so far, the
+method's variants one by one (by whom it answers, for example); with what is best now the method's main weight over
+three, and, if a trial is left, over nine if that was better, else times three. A method without a weight tries further
+learning rates for the trials that are left. Where a variant changes the network (DyTox), the fourth rate is tried after
+the variants, with the best of them. Two more on tiny-mini (other classes than are reported): the chosen rate and half
+of it. Then, with --report, the three reported seeds of both protocols. What is done already is not done again."""
 
 import json
 import subprocess
@@ -25,6 +25,7 @@ class Rival:
     rate: float
     weight: tuple[str, float] | None = None
     variants: list[dict[str, object]] = field(default_factory=list)
+    networks: bool = False  # does a variant change the network?
 
 
 RIVALS = {
@@ -34,7 +35,7 @@ RIVALS = {
     "dde": Rival(0.1, weight=("beta", 0.25)),
     "geodl": Rival(0.1, weight=("strength", 10.0), variants=[{"inference": "nme"}]),
     "ssil": Rival(0.1, variants=[{"ratio": 2}]),
-    "dytox": Rival(0.002, variants=[{"tune_rate": 0.001}, {"encoder": "network"}]),
+    "dytox": Rival(0.002, variants=[{"encoder": "network"}, {"tune_rate": 0.001}], networks=True),
     "afc": Rival(0.1, weight=("strength", 4.0), variants=[{"inference": "nme"}]),
     "glfc": Rival(1.0, variants=[{"gradient": "softmax"}]),
     "fedprox": Rival(0.1, weight=("mu", 0.01)),
@@ -92,18 +93,19 @@ def tune(method: str) -> dict[str, Setting]:
     rival, glyphs, tiny = RIVALS[method], Search(method, "glyphs-mini"), Search(method, "tiny-mini")
     for factor in (1, 0.5, 2):
         glyphs.trial(lr=rival.rate * factor)
-    glyphs.trial(lr=glyphs.next_rate())
-    rate = glyphs.best()["lr"]
+    if not rival.networks:
+        glyphs.trial(lr=glyphs.next_rate())
     for variant in rival.variants:
-        glyphs.trial(lr=rate, **variant)
+        glyphs.trial(**{**glyphs.best(), **variant})
     if rival.weight:
         (key, value), best = rival.weight, glyphs.best()
         least = max(found for found, _ in glyphs.found)
         less = glyphs.trial(**{**best, key: round(value / 3, 4)})
         if len(glyphs.found) < TRIALS:
             glyphs.trial(**{**best, key: round(value / 9, 4) if less > least else 3 * value})
+    kept = glyphs.best() if rival.networks else {}
     while len(glyphs.found) < TRIALS:
-        glyphs.trial(lr=glyphs.next_rate())
+        glyphs.trial(**{**kept, "lr": glyphs.next_rate()})
     chosen = glyphs.best()
     for factor in (1, 0.5):
         tiny.trial(**{**chosen, "lr": float(str(chosen["lr"])) * factor})
