@@ -18,7 +18,7 @@ from holdfast.federation.transition import Detector, Told
 from holdfast.losses import cross_entropy
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 
-STRICT = ConfigDict(extra="forbid")
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Losses = dict[str, Tensor]
 
 
@@ -128,3 +128,8 @@ class Method:
         """Scores (B, C) of normalised images; the highest is the prediction."""
         logits: Tensor = model(images).logits
         return logits
+
+    @property
+    def weighs(self) -> bool:
+        """Does a softmax of its scores say how probable each class is?"""
+        return True

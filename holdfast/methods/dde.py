@@ -32,15 +32,16 @@ class DirectedModel(IncrementalModel):
 
 @dataclass(frozen=True, config=STRICT)
 class DDE(Method):
-    """Two effects are told apart. The effect of old data: a new image's probability is averaged with those of its ten
+    """Two effects are told apart. The effect of old data: an image's probability is averaged with those of its ten
     nearest neighbours among the client's new images in the old model's feature space, so that what the old data made
     alike stays alike. The effect of the head: at inference half of what the newest data's common direction adds to the
-    outputs is taken away. Beside that, distillation at temperature 2. The authors' code has no variant with iCaRL,
-    which the paper compares: this is one with a linear head. Federated: neighbours are the client's own; the direction
-    (a running mean of batch means) is found by the clients of a task's last round in one pass under the new global
-    model, and the server adds the unnormalised directions, weighted by their batches. It stays until the next task
-    is over. A client without an old model, without memory (a newcomer) or without new data classifies by ordinary
-    cross-entropy."""
+    outputs is taken away, from the second task on. Beside that, distillation at temperature 2. The authors' code has no
+    variant with iCaRL, which the paper compares: this is one with a linear head; and it asks neighbours as they are
+    augmented for training, where ours answer as plain images, in evaluation mode. Federated: neighbours are the
+    client's own; the direction (a running mean of batch means) is found by the clients of a task's last round in one
+    pass under the new global model, and the server adds the unnormalised directions, weighted by their batches. It
+    stays until the next task is over. A client without an old model, without memory (a newcomer) or without new data
+    classifies by ordinary cross-entropy."""
 
     name: ClassVar[str] = "dde"
     about: ClassVar[str] = "DDE (Hu et al., 2021) with iCaRL: neighbours in the old feature space, head effect removed"
@@ -64,16 +65,17 @@ class DDE(Method):
         return frozenset({"direction"})
 
     def stages(self, local: Local) -> Iterable[Stage]:
-        fresh = self.fresh(local)
+        rows = local.everything.sort().values
+        fresh = torch.isin(rows, self.fresh(local)).nonzero().flatten()
         if len(fresh) > 1 and len(local.memory) and self.neighbours and local.predecessor is not None:
-            unit = F.normalize(local.features(local.predecessor, fresh), dim=1)
-            local.scratch["near"] = fresh[nearest_others(unit, self.neighbours)]  # (N, K) rows
+            unit = F.normalize(local.features(local.predecessor, rows), dim=1)
+            local.scratch |= {"rows": rows, "near": rows[nearest_others(unit, fresh, self.neighbours)]}  # (N,), (N, K)
         yield local.stage(local.everything)
 
     def fresh(self, local: Local) -> Tensor:
-        """The client's images of the newest growth's classes, ascending."""
+        """The client's images of the newest growth's classes."""
         newest = local.positions[local.world.train.labels[local.data]] >= sum(local.registry.growths[:-1])
-        return local.data[newest].sort().values
+        return local.data[newest]
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         logits = local.model(batch.images).logits
@@ -88,15 +90,10 @@ class DDE(Method):
         }
 
     def classification(self, local: Local, batch: Batch, logits: Tensor) -> Tensor:
-        """New images share their probability with their neighbours; exemplars have their own."""
-        near = local.scratch.get("near")
-        if near is None:
+        """Images share their probability with their neighbours', where they have any."""
+        if "near" not in local.scratch:
             return cross_entropy(logits, batch.labels)
-        new = self.fresh(local)
-        fresh = torch.isin(batch.rows, new).to(logits.device)
-        if not fresh.any():
-            return cross_entropy(logits, batch.labels)
-        rows = near[torch.searchsorted(new, batch.rows[fresh.cpu()])]  # (M, K)
+        rows = local.scratch["near"][torch.searchsorted(local.scratch["rows"], batch.rows)]  # (B, K)
         asked, places = rows.unique(return_inverse=True)  # many images share a neighbour
         answers = one_pass(
             local.model,
@@ -105,15 +102,13 @@ class DDE(Method):
             asked,
             lambda pixels: local.model(pixels).logits.softmax(dim=1),
         )
-        p = answers[places].to(logits.device)  # (M, K, C)
-        labels = batch.labels[fresh]
-        theirs = p.gather(2, labels[:, None, None].expand(-1, rows.shape[1], 1)).squeeze(2).mean(dim=1).clone()
-        total = neighbour_cross_entropy(logits[fresh], labels, theirs) * fresh.sum()
-        if not fresh.all():
-            total = total + cross_entropy(logits[~fresh], batch.labels[~fresh]) * (~fresh).sum()
-        return total / len(logits)
+        p = answers[places].to(logits.device)  # (B, K, C)
+        theirs = p.gather(2, batch.labels[:, None, None].expand(-1, rows.shape[1], 1)).squeeze(2).mean(dim=1)
+        return neighbour_cross_entropy(logits, batch.labels, theirs)
 
-    def finish_task(self, local: Local) -> Extras:
+    def finish_task(self, local: Local) -> Extras | None:
+        if len(local.registry.growths) == 1:  # nothing older is at a disadvantage
+            return None
         rows = local.everything[torch.randperm(len(local.everything), generator=local.generator("direction"))]
         means = [part.mean(dim=0) for part in local.features(local.model, rows).split(local.world.training.batch)]
         direction = torch.zeros_like(means[0])
@@ -136,11 +131,11 @@ class DDE(Method):
         return corrected
 
 
-def nearest_others(unit: Tensor, count: int) -> Tensor:
-    """For each of N unit features the positions of its nearest others (N, K)."""
+def nearest_others(unit: Tensor, pool: Tensor, count: int) -> Tensor:
+    """For each of N unit features the nearest of those in `pool` (M positions), but for itself: positions (N, K)."""
     found = []
     for start in range(0, len(unit), ROWS):
-        similarity = unit[start : start + ROWS] @ unit.T
-        similarity[torch.arange(len(similarity)), torch.arange(start, start + len(similarity))] = -torch.inf
-        found.append(similarity.topk(min(count, len(unit) - 1), dim=1).indices)
+        similarity = unit[start : start + ROWS] @ unit[pool].T
+        itself = torch.arange(start, start + len(similarity))[:, None] == pool
+        found.append(pool[similarity.masked_fill(itself, -torch.inf).topk(min(count, len(pool) - 1), dim=1).indices])
     return torch.cat(found)

@@ -93,6 +93,10 @@ class NearestMean(Method):
         said = F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool()
         return torch.where(means.any(dim=1), cosines, torch.where(said, BEYOND, -BEYOND))
 
+    @property
+    def weighs(self) -> bool:
+        return self.inference == "head"  # cosines are near or far, but nothing says how near is how probable
+
 
 def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
     """One tensor of all clients' extras, averaged by their numbers of images."""
@@ -181,8 +185,9 @@ class ProxyMethod(NearestMean):
     def visits(self, moment: Moment) -> bool:
         return True
 
-    def begin_task(self, local: Local) -> Extras:
-        return class_sums(local, local.data)
+    def begin_task(self, local: Local) -> Extras | None:
+        """Where the new classes lie; in the first task nowhere yet, and proxies begin at random."""
+        return class_sums(local, local.data) if len(local.registry.growths) > 1 else None
 
     def finish_task(self, local: Local) -> Extras | None:
         """The tuned classifier, and what the answers by the nearest mean want; the features do not change by tuning."""
@@ -198,6 +203,10 @@ class ProxyMethod(NearestMean):
         merge_classifiers(model, extras)
         if self.inference == "nme":
             super().merge(model, extras, seed, number)
+
+    def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
+        assert isinstance(model, ProxyModel)
+        return model.scale * super().predict(model, images)
 
     def loss(self, local: Local, batch: Batch) -> Losses:
         assert isinstance(local.model, ProxyModel)

@@ -15,7 +15,7 @@ PATCH = 4
 
 class GatedAttention(Particular):
     """Attention by content and by place, mixed by a gate that each head learns (ConViT). It begins like a convolution:
-    every head looks at one neighbouring place."""
+    heads look at one neighbouring place each, as many as fill a square around the patch, and pass on what is there."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -28,8 +28,9 @@ class GatedAttention(Particular):
     @torch.no_grad()
     def begin(self) -> None:
         """Head number h looks at place h of a square around the patch: -|step - h|^2, but for a constant."""
-        side = math.ceil(math.sqrt(self.heads))
-        for head in range(self.heads):
+        nn.init.eye_(self.values.weight)
+        side = math.isqrt(self.heads)
+        for head in range(side**2):
             across, down = head % side - (side - 1) / 2, head // side - (side - 1) / 2
             self.place.weight[head] = torch.tensor([2 * across, 2 * down, -1.0])
         self.place.bias.zero_()

@@ -184,7 +184,7 @@ def test_in_a_run_old_proxies_move_only_after_a_task_and_only_they_do_then(small
         assert (later and plan.ends_task(done.line["round"] - 1)) == any(
             number == done.line["round"] - 1 and when == "after classifier" for number, when, _ in moments
         )
-    kinds = ("class sums", "class sums", "classifier", "class sums", "classifier")  # none after the first task
+    kinds = ("class sums", "classifier", "class sums", "classifier")  # none in the first task
     assert [when for _, when, _ in moments] == [f"{when} {kind}" for kind in kinds for when in ("before", "after")]
     for start, (_, when, was) in enumerate(moments[:-1]):
         now = moments[start + 1][2]

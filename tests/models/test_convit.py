@@ -168,7 +168,7 @@ def test_places_are_steps_from_the_asking_patch(height: int, width: int) -> None
             assert places[i, j].tolist() == [across, down, across**2 + down**2]
 
 
-@pytest.mark.parametrize("heads", [1, 4, 9])
+@pytest.mark.parametrize("heads", [1, 4, 9, 12])
 def test_at_first_each_head_looks_at_one_place_around_the_patch(heads: int) -> None:
     """softmax of -|step - h|^2: by exponentials of squared distances, patch by patch."""
     module = attention(heads, width=36)
@@ -181,6 +181,7 @@ def test_at_first_each_head_looks_at_one_place_around_the_patch(heads: int) -> N
         weights = [math.exp(-((j % 5 - 2 - across) ** 2) - (j // 5 - 2 - down) ** 2) for j in range(25)]
         assert found[head, centre].tolist() == pytest.approx([w / sum(weights) for w in weights], rel=1e-4)
     assert torch.sigmoid(module.gate).tolist() == pytest.approx([1 / (1 + math.exp(-1))] * heads)
+    assert torch.equal(module.values.weight, torch.eye(36))
 
 
 def test_gated_attention_by_loops() -> None:
