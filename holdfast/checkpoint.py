@@ -28,7 +28,8 @@ class Damaged(Exception):
     """A checkpoint is not what it was written as."""
 
 
-BROKEN = (Damaged, KeyError, ValueError, TypeError, AttributeError, OSError)  # as what a torn file shows itself
+# as what a torn or tampered file shows itself
+BROKEN = (Damaged, KeyError, ValueError, TypeError, AttributeError, FileNotFoundError)
 
 
 class Checkpoints:
@@ -71,6 +72,10 @@ class Checkpoints:
                 complaints.append(f"the checkpoint {file} cannot be used ({error}); trying the one before")
                 file.unlink()  # or the next checkpoints, of earlier rounds, would be tidied away in its favour
                 continue
+            except OSError as error:  # it may be sound
+                raise HoldfastError(
+                    f"cannot read {error.filename or file}: {error.strerror}; see to that and run again"
+                ) from error
             counts = _restore(federation, parts)
             federation.population.states = {state.client: state for state in states}
             federation.population.changed.clear()

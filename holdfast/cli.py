@@ -18,16 +18,17 @@ from holdfast.bench import clients as clients_bench
 from holdfast.bench import data as data_bench
 from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
-from holdfast.cli_data import Root, out, use_root
+from holdfast.cli_data import Json, Root, out, use_root
 from holdfast.cli_data import data as data_commands
 from holdfast.cli_results import compare, export, report, reproduce
-from holdfast.config import Config, describe, load_config, parse_setting
+from holdfast.config import Config, describe, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Run, bytes_of, folder_of, plan_of, run_to_folder
 from holdfast.experiment import resume as resume_run
 from holdfast.federation.traffic import by_task
 from holdfast.methods import METHODS
+from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves, phases_bar
 from holdfast.results.record import Result, read_plan, read_result
@@ -63,7 +64,6 @@ Seed = Annotated[int | None, typer.Option(help="the seed of everything that chan
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="ROOM.KEY=VALUE", help="any setting; may be given again and again")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
 RunFolder = Annotated[Path, typer.Argument(help="the folder of a finished run", show_default=False)]
 
 
@@ -90,7 +90,7 @@ def run(
     set_: Sets = None,
     out_: Annotated[Path | None, typer.Option("--out", help="the run's folder; runs/<name> if not given")] = None,
     root: Root = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Run an experiment and write its folder: config, plan, record, result, model, pictures.
 
@@ -105,7 +105,7 @@ def run(
 def resume(
     run: Annotated[Path, typer.Argument(help="the folder of a run that was stopped", show_default=False)],
     root: Root = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends with the same bits as one that was not."""
     use_root(root)
@@ -133,7 +133,7 @@ def _report(done: Run, as_json: bool) -> None:
 @app.command()
 def show(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", show_default=False)],
-    as_json: AsJson = False,
+    as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
     picture: Annotated[Path | None, typer.Option(help="also draw the curves of all runs into this PNG file")] = None,
 ) -> None:
@@ -158,23 +158,15 @@ def show(
 def predict(
     run: RunFolder,
     images: Annotated[list[Path], typer.Argument(help="image files", show_default=False)],
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Classify images with the final model of a run."""
     guesses = predict_images(run, images)
     if as_json:
         print(json.dumps([{"image": g.image, "classes": g.classes, "probabilities": g.probabilities} for g in guesses]))
         return
-    rows = [
-        [
-            g.image,
-            g.classes[0],
-            percent(g.probabilities[0]) + " %",
-            ", ".join(_likely(g.classes[1:], g.probabilities[1:])),
-        ]
-        for g in guesses
-    ]
-    out.print(rows_table("", ["image", "class", "sure", "or"], rows))
+    rows = [[g.image, *_likely(g)[:1], ", ".join(_likely(g)[1:])] for g in guesses]
+    out.print(rows_table("", ["image", "class", "or"], rows))
 
 
 @app.command()
@@ -186,7 +178,7 @@ def plan(
     seed: Seed = None,
     set_: Sets = None,
     root: Root = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Print who joins when, holds which classes, is selected when, and what will be sent, without training."""
     use_root(root)
@@ -202,7 +194,7 @@ def plan(
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
+def methods(as_json: Json = False) -> None:
     """List the methods, one line each."""
     if as_json:
         print(json.dumps({name: cls.about for name, cls in METHODS.items()}))
@@ -211,7 +203,7 @@ def methods(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def settings(as_json: AsJson = False) -> None:
+def settings(as_json: Json = False) -> None:
     """List every setting with its default."""
     if as_json:
         print(json.dumps([dict(zip(("setting", "default", "about"), row, strict=True)) for row in describe()]))
@@ -225,7 +217,7 @@ def settings(as_json: AsJson = False) -> None:
 def engine(
     network: Annotated[list[str] | None, typer.Option(help="resnet18 or convnet; both if not given")] = None,
     picture: Annotated[Path | None, typer.Option(help="also draw where the time of a round goes (PNG)")] = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """How much of a round is arithmetic that nothing could do without, and what two processes gain over one."""
     for name in network or []:
@@ -237,19 +229,19 @@ def engine(
 
 
 @bench.command()
-def clients(as_json: AsJson = False) -> None:
+def clients(as_json: Json = False) -> None:
     """Seconds a round and memory with 30 to 100,000 registered clients, ten of them selected."""
     _measured(clients_bench.measure, as_json)
 
 
 @bench.command()
-def reconstruct(as_json: AsJson = False) -> None:
+def reconstruct(as_json: Json = False) -> None:
     """Prototypes rebuilt together, one by one, and by the published procedure."""
     _measured(reconstruct_bench.measure, as_json)
 
 
 @bench.command()
-def data(as_json: AsJson = False) -> None:
+def data(as_json: Json = False) -> None:
     """Images decoded a second, by one core and by all."""
     _measured(data_bench.measure, as_json)
 
@@ -322,9 +314,7 @@ def _config(
         if value is not None:
             flags.append((key, value))
     if tasks is not None:
-        flags.append(
-            parse_setting(f"plan.tasks=[{tasks}]" if "," in tasks and "[" not in tasks else f"plan.tasks={tasks}")
-        )
+        flags.append(tasks_setting(tasks))
     return load_config(file, flags)
 
 
@@ -334,5 +324,8 @@ def _show(folder: Path, result: Result) -> None:
         out.print(line, highlight=False)
 
 
-def _likely(classes: list[str], probabilities: list[float]) -> list[str]:
-    return [f"{name} ({percent(p)} %)" for name, p in zip(classes, probabilities, strict=True)]
+def _likely(guess: Guess) -> list[str]:
+    """The classes, with how sure the model is of each where it says."""
+    if guess.probabilities is None:
+        return guess.classes
+    return [f"{name} ({percent(p)} %)" for name, p in zip(guess.classes, guess.probabilities, strict=True)]

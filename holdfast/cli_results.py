@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 
 from holdfast.cli_data import Json, Root, out, use_root
 from holdfast.compare import Spec, grid, known_runs, names_of_specs, parse_seeds, parse_specs, run_all
-from holdfast.config import Config, load_config, parse_setting
+from holdfast.config import Config, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
@@ -71,7 +71,7 @@ def compare(
         if key in dict(flags):
             raise HoldfastError(f"--set {key} is for all methods and seeds, which {option} lists; use {option}")
     flags += [("data.name", dataset)] if dataset else []
-    flags += [parse_setting(f"plan.tasks=[{tasks}]" if "," in tasks else f"plan.tasks={tasks}")] if tasks else []
+    flags += [tasks_setting(tasks)] if tasks else []
 
     def build(settings: list[tuple[str, Any]]) -> Config:
         return load_config(config, [*flags, *settings])

@@ -127,7 +127,9 @@ class RunSettings:
         "auto",
         "who computes: serial (this process), pool (worker processes), or auto (a pool if it is worth its start)",
     )
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = _setting(None, "worker processes of the pool; one a core")
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = _setting(
+        None, "worker processes of the pool; one a core, or four a GPU"
+    )
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -163,9 +165,10 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     for known, values in own.items():
         if known not in METHODS:
             raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {nearest(known, METHODS)}")
-        for room in values:
-            if room not in ("method", *ROOMS) or "name" in _table("method", values.get("method", {})):
-                raise HoldfastError(f"[for.{known}] may hold settings such as train.lr or method.<field>, not {room!r}")
+        wrong = [room for room in values if room not in ("method", *ROOMS)]
+        wrong += ["method.name"] * ("name" in _table("method", values.get("method", {})))
+        if wrong:
+            raise HoldfastError(f"[for.{known}] may hold settings such as train.lr or method.<field>, not {wrong[0]!r}")
     flags: dict[str, Any] = {}
     for key, value in settings:
         _put(flags, key.split("."), value)
@@ -256,6 +259,11 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         return key.strip(), value
+
+
+def tasks_setting(text: str) -> tuple[str, Any]:
+    """What --tasks says: a number of tasks, or their sizes with commas."""
+    return parse_setting(f"plan.tasks=[{text}]" if "," in text and "[" not in text else f"plan.tasks={text}")
 
 
 def describe() -> list[tuple[str, str, str]]:

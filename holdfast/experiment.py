@@ -98,6 +98,8 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
         federation = build_federation(config, data, plan)
         _prepare(folder, config)
         with only_writer(folder):
+            if _is_done(folder, config):  # by another process, in the meantime
+                return Run(folder, read_result(folder), fresh=False)
             write_json(folder / "plan.json", {"data": data.fingerprint, **plan.to_json(data.classes, data.clients)})
             checkpoints = Checkpoints(folder)
             counts = _play(config, data, federation, folder, checkpoints, overall)

@@ -23,7 +23,7 @@ class Guess:
 
     image: str
     classes: list[str]
-    probabilities: list[float]
+    probabilities: list[float] | None  # where the method has them
 
 
 def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
@@ -34,10 +34,12 @@ def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
         some = images[i : i + CHUNK]
         pixels = torch.stack([torch.from_numpy(decode_image(p, facts["image_size"], str(p)).copy()) for p in some])
         with torch.inference_mode():
-            probabilities = method.predict(model, transform.plain(pixels)).softmax(dim=1)
-        best = probabilities.topk(min(top, len(facts["classes"])), dim=1)
+            scores = method.predict(model, transform.plain(pixels))
+        best = scores.softmax(dim=1).topk(min(top, len(facts["classes"])), dim=1)
         guesses += [
-            Guess(str(image), [facts["classes"][i] for i in places.tolist()], values.tolist())
+            Guess(
+                str(image), [facts["classes"][i] for i in places.tolist()], values.tolist() if method.weighs else None
+            )
             for image, places, values in zip(some, best.indices, best.values, strict=True)
         ]
     return guesses

@@ -129,6 +129,20 @@ def test_a_damaged_part_is_written_again(small: dict[str, Any], tmp_path: Path) 
     assert Checkpoints(tmp_path).restore(federation_of(settings))[0] == 3
 
 
+def test_a_part_that_cannot_be_read_now_is_said_and_nothing_is_lost(small: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**small, "method": METHODS[0]}
+    checkpoints = saved(settings, tmp_path, 2)
+    parts = json.loads(json.loads(checkpoints._manifest(2).read_text())["body"])["parts"]
+    blob = checkpoints.folder / parts["server/model"]
+    blob.rename(tmp_path / "aside")
+    blob.mkdir()  # no permission, or a failing disk, is the same to us
+    with pytest.raises(HoldfastError, match=r"cannot read .* see to that and run again"):
+        Checkpoints(tmp_path).restore(federation_of(settings))
+    blob.rmdir()
+    (tmp_path / "aside").rename(blob)
+    assert Checkpoints(tmp_path).restore(federation_of(settings))[0] == 2
+
+
 def test_another_version_is_refused_and_nothing_is_lost(small: dict[str, Any], tmp_path: Path) -> None:
     settings = {**small, "method": METHODS[0]}
     checkpoints = saved(settings, tmp_path, 2)

@@ -248,6 +248,13 @@ def test_bad_input_is_one_sentence(command: Command, compared: Path, words: list
     assert times(compared) == before
 
 
+def test_sizes_of_tasks_may_stand_in_brackets_or_without(command: Command) -> None:
+    for sizes in ("3,4", "[3,4]"):
+        code, _, err = command("--tasks", sizes)
+        assert (code, err.strip().count("\n")) == (2, 0)
+        assert "plan.tasks=[3, 4]" in err
+
+
 def test_runs_of_different_numbers_of_tasks_do_not_crash_it(command: Command) -> None:
     """Side by side with gaps or refused in one sentence, but no traceback."""
     code, _, err = command("--methods", "fedavg,fedavg[plan.tasks=2]")

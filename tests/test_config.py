@@ -1,5 +1,6 @@
 """Settings: read, laid over each other, refused, written back."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_settings_on_the_command_line(text: str, key: str, value: object) -> Non
         ([("method.replays", True)], "did you mean 'replay'?"),
         ([("train.lr", -1)], "train.lr = -1"),
         ([("train.lr", "fast")], "train.lr = 'fast'"),
+        ([("train.lr", math.inf)], "train.lr = inf"),
+        ([("method.name", "lga"), ("method.radius", math.nan)], "method.radius = nan"),
         ([("train.batch", 0)], "train.batch = 0"),
         ([("plan.clients", -3)], "plan.clients = -3"),
         ([("plan.clients", 10**9)], "plan.clients"),
@@ -100,6 +103,8 @@ def test_mistakes_are_named_in_one_sentence(settings: list[tuple[str, object]], 
         ("x = ", "is not TOML"),
         ("[for.lgaa]\ntrain.lr = 1.0", "unknown method 'lgaa'"),
         ("colour = 1", "unknown setting 'colour'"),
+        ("[for.lga]\ntrain.lr = 1.0\nmethod.name = 'glfc'", "not 'method.name'"),
+        ("[for.lga]\ntrain.lr = 1.0\nseed.x = 1", "not 'seed'"),
     ],
 )
 def test_mistakes_in_files(tmp_path: Path, text: str, says: str) -> None:

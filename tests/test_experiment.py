@@ -11,6 +11,7 @@ from holdfast.compare import run_all
 from holdfast.config import load_config
 from holdfast.errors import HoldfastError
 from holdfast.experiment import run_to_folder
+from holdfast.results.record import read_record
 
 
 @pytest.fixture
@@ -54,6 +55,21 @@ def test_a_finished_run_is_not_shown_for_other_images(pictures: Path, tmp_path: 
     with pytest.raises(HoldfastError, match="other images"):
         run_all([config], tmp_path / "run")
     assert run_all([config], tmp_path / "runs")[0].result == run.result
+
+
+def test_a_run_that_another_process_finished_in_the_meantime_is_left_as_it_is(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, build = load_config(settings(pictures)), experiment.build_federation
+
+    def overtaken(*parts: Any) -> Any:
+        monkeypatch.setattr(experiment, "build_federation", build)
+        assert run_to_folder(config, tmp_path / "run").fresh
+        return build(*parts)
+
+    monkeypatch.setattr(experiment, "build_federation", overtaken)
+    assert not run_to_folder(config, tmp_path / "run").fresh
+    assert len(read_record(tmp_path / "run")) == 6
 
 
 def test_a_stopped_run_does_not_go_on_with_other_images(

@@ -27,7 +27,8 @@ from holdfast.federation.passes import CHUNK, Question
 
 ATTEMPTS = 3  # at one client's work, when workers die over it
 SHARED = Path("/dev/shm")
-PREFIX = "holdfast-"
+PREFIX = "holdfast-pool-"
+MESSAGES = 2**29  # bytes that a round's models may take in shared memory
 MINUTE = 60.0  # seconds
 DONE, FAILED = b"done", b"failed"  # how a worker's answer begins
 WORK, ASK = b"work", b"ask"  # kinds of pieces
@@ -74,19 +75,26 @@ class Pool:
     that dies is replaced, and its piece is done again."""
 
     def __init__(self, config: Config, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> None:
+        for place in (SHARED, Path(tempfile.gettempdir())):
+            sweep(place)
         parts = (data.train.images, data.test.images)
-        room = 2 * sum(part.stored.nbytes for part in parts if part.file is None)
+        room = MESSAGES + 2 * sum(part.stored.nbytes for part in parts if part.file is None)
         shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > room
-        sweep(SHARED)
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED if shared else None))
         self.lock = os.open(self.folder, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        data.lay_out(self.folder)
         self.configs = [self.folder / f"config-{i}.toml" for i in range(len(devices))]
-        for file, device in zip(self.configs, devices, strict=True):
-            file.write_bytes(to_toml(replace(config, run=replace(config.run, device=device))).encode())
         self.posted = 0
-        self.workers = [self._start(i) for i in range(workers)]
+        self.workers: list[Worker] = []
+        try:
+            data.lay_out(self.folder)
+            for file, device in zip(self.configs, devices, strict=True):
+                file.write_bytes(to_toml(replace(config, run=replace(config.run, device=device))).encode())
+            for i in range(workers):
+                self.workers.append(self._start(i))
+        except BaseException:
+            self.close()
+            raise
 
     def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         inbox = _the_only(inboxes)
@@ -188,7 +196,7 @@ class Pool:
 
 
 def sweep(place: Path) -> None:
-    """Removes what killed processes have left in shared memory: the folder of a living one is locked. One that was made
+    """Removes what killed processes have left here: the folder of a living one is locked. One that was made
     this very minute may be about to be."""
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):  # somebody else's, or gone

@@ -13,6 +13,7 @@ from torch import Tensor
 from holdfast.data.images import DataSet
 from holdfast.files import write_atomic
 from holdfast.results.record import Result
+from holdfast.results.tables import names_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,10 +63,11 @@ def comparison_curves(results: Sequence[Result], file: Path) -> None:
     experiments: dict[str, list[Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, []).append(result)
-    for runs in experiments.values():
+    names = names_of(results)
+    for experiment, runs in experiments.items():
         seen = list(accumulate(runs[0].task_sizes))
         means = [100 * float(np.mean(after)) for after in zip(*(r.accuracy_after_task for r in runs), strict=True)]
-        [line] = axes.plot(seen, means, marker="o", linewidth=2.5, label=runs[0].method)
+        [line] = axes.plot(seen, means, marker="o", linewidth=2.5, label=names[experiment])
         axes.annotate(
             f"{means[-1]:.1f}",
             (seen[-1], means[-1]),

@@ -51,7 +51,7 @@ def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
     if any(result.bytes.get("proxy", {}).values()):
         lines.append(
             f"on the proxy's channel: {sent['teachers']:.1f} MB of teachers, {sent['shares']:.2f} MB of prototypes "
-            f"({sent['shares'] / sent['up']:.2%} of the models sent back), {sent['encoder']:.1f} MB of encoders"
+            f"({sent['shares'] / (sent['up'] or 1):.2%} of the models sent back), {sent['encoder']:.1f} MB of encoders"
         )
     found = result.detection
     if found and found["transitions"]:

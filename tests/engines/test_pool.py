@@ -86,7 +86,7 @@ def test_what_killed_processes_left_in_memory_is_swept_and_what_lives_is_not(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "SHARED", tmp_path)
-    dead, young = tmp_path / "holdfast-dead", tmp_path / "holdfast-young"
+    dead, young = tmp_path / f"{pool.PREFIX}dead", tmp_path / f"{pool.PREFIX}young"
     for folder in (dead, young):
         folder.mkdir()
         (folder / "images.npy").write_bytes(b"x")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from holdfast.results import plots
 from holdfast.results.plots import comparison_curves, prototype_sheet
 from holdfast.results.record import Result
 from holdfast.results.tables import (
@@ -114,6 +115,8 @@ def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> No
     lines = result_lines(result(bytes=sent, detection={**found, "client_rounds": 60}))
     assert "4.0 MB of teachers, 0.01 MB of prototypes (0.50% of the models sent back), 0.1 MB of encoders" in lines[3]
     assert "noticed at once 9 of 10 times, late 1; false alarms in 2 of 60 client-rounds" in lines[4]
+    sent["server"]["up"] = 0  # nobody was selected who had anything to learn
+    assert "(0.50% of" in result_lines(result(bytes=sent))[3]
 
 
 def test_traffic_by_task() -> None:
@@ -123,10 +126,18 @@ def test_traffic_by_task() -> None:
     assert row == ["1", "10.00", "8.00", "0.00", "0.02", "0.200%", "1.00"]
 
 
-def test_pictures_are_written(tmp_path: Path) -> None:
+def test_pictures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, save = [], plots._save
+
+    def noting(figure: Any, file: Path) -> None:
+        named.extend(text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().texts)
+        save(figure, file)
+
+    monkeypatch.setattr(plots, "_save", noting)
     comparison_curves(
         [result(), result(seed=2, accuracy_after_task=[0.7, 0.3]), result(experiment="b")], tmp_path / "c.png"
     )
+    assert len(set(named)) == 2  # two experiments of one method have their own names in the picture
     image = np.zeros((16, 16, 3), dtype=np.uint8)
     prototype_sheet([("a", [image] * 3), ("a very long name", [image] * 3)], tmp_path / "p.png")
     for name in ("c.png", "p.png"):
