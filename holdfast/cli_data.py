@@ -15,6 +15,7 @@ from holdfast.data import cache, folder, prepare
 from holdfast.data.images import DataSet
 from holdfast.data.sources import SOURCES, Source, data_root, load_data, place_of, source_of
 from holdfast.errors import HoldfastError
+from holdfast.files import sha256_of
 from holdfast.results.plots import contact_sheet
 from holdfast.results.tables import rows_table
 
@@ -141,7 +142,7 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
     known, place = source_of(name).download, Path(str(facts["here"]))
     torn = prepare.torn_member(place)
     if known is not None and place.name == known.file:
-        facts["published"] = prepare.sha256_of(place) == known.sha256
+        facts["published"] = sha256_of(place) == known.sha256
         if not facts["published"] and not as_json:
             _say(f"{place} is readable and whole, but not the published file: its SHA-256 is another")
     if as_json:

@@ -41,7 +41,7 @@ WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
 def compare(
     config: Annotated[Path | None, typer.Argument(help="a TOML file; see configs/", show_default=False)] = None,
     methods: Annotated[
-        str, typer.Option(help="with commas; with settings of their own: fedavg[replay=true],lga[cbl=false]")
+        str, typer.Option(help="with commas; with settings of their own: fedavg\\[replay=true],lga\\[cbl=false]")
     ] = "fedavg,lga",
     seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
     dataset: Annotated[str | None, typer.Option(help="see `holdfast data list`")] = None,
@@ -127,7 +127,7 @@ def reproduce(
         Scale, typer.Option(help="mini: runs on two cores, with stand-in data; paper: as published")
     ] = "mini",
     methods: Annotated[
-        str | None, typer.Option(help="with commas, as the tables name them; all; those of an hour if not given")
+        str | None, typer.Option(help="with commas, as the tables name them; all; a short list for most if not given")
     ] = None,
     seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
     runs: Annotated[Path, typer.Option(help="the folder in which runs are looked for and written")] = Path("runs"),

@@ -156,7 +156,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         device=device,
         encoder=proxy.encoder,
     )
-    server = Server(config.method, model, config.seed)
+    server = Server(model, config.seed)
     detector = config.method.build_detector(plan)
     population = Population(world)
     return Federation(world, server, proxy, detector, population, config.plan.growth, train.weighting)

@@ -1,5 +1,6 @@
-"""Writing so that a reader sees the old file or the new one, never half of one."""
+"""Writing so that a reader sees the old file or the new one, never half of one; what a file's content is known by."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -30,6 +31,11 @@ def unfinished(path: Path) -> bool:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def sha256_of(file: Path) -> str:
+    with open(file, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

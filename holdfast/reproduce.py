@@ -105,22 +105,21 @@ def config_of(experiment: Experiment, scale: Scale, seed: int) -> Config:
     if scale == "paper":
         file = CONFIGS / f"{experiment.dataset}.toml"
         settings["plan.tasks"] = experiment.tasks
-        memory, order = experiment.memory, {1: None, 2: "random:2", 3: "random:3"}[experiment.order]
+        memory = experiment.memory
     else:
         stand = stand_in(experiment)
         file = CONFIGS / f"{stand.protocol}.toml"
         settings |= stand.settings
         whole = 100 if stand.protocol == "glyphs-mini" else 200
         memory = None if experiment.memory is None else experiment.memory * whole // 2000
-        order = {1: None, 2: "random:2", 3: "random:3"}[experiment.order]
         if experiment.method == REPLAY:  # the best of its trials; see BENCHMARKS.md
             settings["train.lr"] = 0.1 if stand.protocol == "glyphs-mini" else 0.05
     if experiment.share is not None:
         settings["plan.class_share"] = experiment.share / 100
     if memory is not None:
         settings["plan.memory"] = memory
-    if order is not None:
-        settings["plan.order"] = order
+    if experiment.order > 1:
+        settings["plan.order"] = f"random:{experiment.order}"
     return load_config(file, list(settings.items()))
 
 

@@ -16,7 +16,7 @@ from holdfast.federation.local import World
 from holdfast.federation.messages import Inbox, Job, Moment, PrototypeShare, Reply
 from holdfast.federation.passes import Question
 from holdfast.federation.population import Population
-from holdfast.federation.proxy import Proxy
+from holdfast.federation.proxy import Proxy, encoder_bytes
 from holdfast.federation.server import Server
 from holdfast.federation.transition import Detector, Observed
 from holdfast.results import metrics
@@ -115,7 +115,7 @@ def _round(federation: Federation, engine: Engine, work: ClientWork, number: int
                 "extras": visits.extras,
             },
             "proxy": {
-                "encoder": federation.proxy.welcome(int((plan.joined == number).sum())),
+                "encoder": encoder_bytes(federation.proxy) * int((plan.joined == number).sum()),
                 "teachers": inbox.teachers.size * len(selected),
                 "shares": sum(share.size for share in shares),
             },

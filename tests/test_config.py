@@ -84,6 +84,8 @@ def test_settings_on_the_command_line(text: str, key: str, value: object) -> Non
         ([("plan.class_share", 1.5)], "plan.class_share = 1.5"),
         ([("plan.join", "late")], "plan.join = 'late'"),
         ([("data.size", 4)], "data.size = 4"),
+        ([("data.train_per_class", 0)], "data.train_per_class = 0"),
+        ([("data.test_per_class", 0)], "data.test_per_class = 0"),
         ([("data.size", 10**6)], "data.size"),
         ([("seed", -1)], "seed = -1"),
         ([("train", 3)], "train = 3 should be a table"),

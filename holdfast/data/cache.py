@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from holdfast.errors import HoldfastError
-from holdfast.files import sync_folder, write_json
+from holdfast.files import sha256_of, sync_folder, write_json
 
 Key = Mapping[str, str | int | float]
 Arrays = dict[str, np.ndarray]
@@ -95,7 +94,7 @@ def entry_of(folder: Path, key: Key, fill: Callable[[Path], Facts]) -> Entry:
 def is_whole(place: Path) -> bool:
     """Has every file of an entry, however large, the content that was written?"""
     meta = json.loads((place / "meta.json").read_bytes())
-    return all(_sha256(place / name) == facts["sha256"] for name, facts in meta["files"].items())
+    return all(sha256_of(place / name) == facts["sha256"] for name, facts in meta["files"].items())
 
 
 def _entry_name(key: Key) -> str:
@@ -112,7 +111,7 @@ def _read(place: Path, key: Key) -> Entry | None:
             return None
         for file in files:
             size, known = file.stat().st_size, meta["files"][file.name]
-            if size != known["bytes"] or (size <= LARGE and _sha256(file) != known["sha256"]):
+            if size != known["bytes"] or (size <= LARGE and sha256_of(file) != known["sha256"]):
                 return None
         # "c": writing to a mapped array changes this process's copy only, which is what torch wants to be able to do
         arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
@@ -127,13 +126,8 @@ def _finish(growing: Path, key: Key, facts: Facts) -> None:
     for file in sorted(growing.glob("*.npy")):
         with open(file, "rb") as handle:
             os.fsync(handle.fileno())
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
     write_json(growing / "meta.json", {"key": dict(key), "files": files, "facts": facts})
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _wait(lock: int, key: Key) -> None:
@@ -142,10 +136,7 @@ def _wait(lock: int, key: Key) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         _say(f"Another process is preparing {key['name']}; waiting for it.")
-        while True:
-            with suppress(BlockingIOError):
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            time.sleep(0.2)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _remove(place: Path) -> None:

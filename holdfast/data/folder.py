@@ -11,7 +11,7 @@ In the last, federated form `arrivals.toml` may say in which round which classes
 
 From then on these classes are the client's data, and what it had before is in its memory at most. A task begins in
 every round that brings a class which nobody has had before; play it with plan.growth=announce, so that the clients
-find and announce what is new. Without arrivals.toml the classes come in tasks as plan.tasks and plan.rounds say.
+announce what is new. Without arrivals.toml the classes come in tasks as plan.tasks and plan.rounds say.
 
 A zip file of such a folder will do as well."""
 

@@ -66,7 +66,6 @@ FACES = (
 MEAN = (0.23, 0.23, 0.23)
 STD = (0.21, 0.21, 0.21)
 
-MIN_SIZE = 16
 OVERSAMPLING = 4  # drawn this much larger, then shrunk, for clean edges
 MARGIN = 0.03  # of the image's side, left free all round
 EXTENT = (0.5, 0.8)  # the longer side of the turned glyph, as a part of the image's side
@@ -90,7 +89,6 @@ def class_characters(count: int, seed: int) -> list[str]:
 def render(count: int, train_per_class: int, test_per_class: int, size: int, seed: int) -> Arrays:
     """Training and test images, class by class; an image depends on seed, character, split, index and size alone."""
     characters = class_characters(count, seed)
-    _check(train_per_class, test_per_class, size)
     wanted = {"train": train_per_class, "test": test_per_class}
     arrays: Arrays = {}
     for split, per_class in wanted.items():
@@ -101,14 +99,6 @@ def render(count: int, train_per_class: int, test_per_class: int, size: int, see
             rows = slice(label * per_class, (label + 1) * per_class)
             arrays[f"{split}_images"][rows] = _images_of(character, split, per_class, size, seed)
     return arrays
-
-
-def _check(train_per_class: int, test_per_class: int, size: int) -> None:
-    for name, number in (("train", train_per_class), ("test", test_per_class)):
-        if number < 1:
-            raise HoldfastError(f"glyphs needs at least 1 {name} image a class, not {number}")
-    if size < MIN_SIZE:
-        raise HoldfastError(f"glyphs cannot be told apart at {size} pixels; use a size of {MIN_SIZE} or more")
 
 
 def _with_bar(characters: list[str], per_class: int) -> Iterator[tuple[int, str]]:

@@ -1,7 +1,6 @@
 """Getting a data set onto this machine: downloaded, resumable and checked, or imported from a local file or folder."""
 
 import fcntl
-import hashlib
 import http.client
 import os
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from holdfast.data.sources import Download, Source
 from holdfast.errors import HoldfastError
-from holdfast.files import sync_folder
+from holdfast.files import sha256_of, sync_folder
 from holdfast.progress import progress_bar
 
 CHUNK = 1 << 20
@@ -64,11 +63,6 @@ def _fetch(wanted: Download, part: Path) -> None:
             os.fsync(file.fileno())
     if part.stat().st_size < wanted.bytes:
         raise OSError(f"the connection ended after {part.stat().st_size:,} of {wanted.bytes:,} bytes")
-
-
-def sha256_of(file: Path) -> str:
-    with open(file, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def torn_member(place: Path) -> str | None:

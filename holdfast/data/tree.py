@@ -53,7 +53,7 @@ class Tree:
             raise HoldfastError(f"{name} in {self.where} is not UTF-8 text; get the data set anew") from error
 
 
-def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str], name: str = "") -> Path:
+def find(title: str, path: str | None, root: Path, patterns: Iterable[str], name: str) -> Path:
     """Where a data set is: at `path`, or whatever in `root` has a name of these patterns, the first one first."""
     if path is not None:
         if path != path.encode("utf-8", "replace").decode():
@@ -64,14 +64,13 @@ def find(title: str, path: str | None, root: Path | None, patterns: Iterable[str
         here = "" if place.is_absolute() else f" (seen from {Path.cwd()})"
         raise HoldfastError(f"there is no {title} at {path}{here}; set data.path to its archive or folder")
     wanted = list(patterns)
-    get = f"run 'holdfast data prepare {name}', or " if name else ""
-    advice = f"{get}set data.path to its archive or folder, or HOLDFAST_DATA to the folder that holds {wanted[0]}"
-    if root is None:
-        raise HoldfastError(f"nothing says where {title} is; {advice}")
     for pattern in wanted:
         for place in sorted(root.glob(pattern)):
             return place
-    raise HoldfastError(f"{root} holds no {title}; {advice}")
+    raise HoldfastError(
+        f"{root} holds no {title}; run 'holdfast data prepare {name}', or set data.path to its archive or folder, or "
+        f"HOLDFAST_DATA to the folder that holds {wanted[0]}"
+    )
 
 
 @contextmanager

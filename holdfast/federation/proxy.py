@@ -40,10 +40,6 @@ class Proxy(Protocol):
         """What clients are handed once, when they join."""
         ...
 
-    def welcome(self, newcomers: int) -> int:
-        """Hands what they need to clients that join; returns how many bytes that is."""
-        ...
-
     def teachers(self, growth: int) -> Teachers:
         """What selected clients are sent while this is the last growth."""
         ...
@@ -67,6 +63,11 @@ class Proxy(Protocol):
         ...
 
 
+def encoder_bytes(proxy: Proxy) -> int:
+    """The size of what a client is handed when it joins."""
+    return tensor_bytes(proxy.encoder.state_dict()) if proxy.encoder else 0
+
+
 def copied(model: Weights) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.items()}
 
@@ -84,9 +85,6 @@ class LastRound:
     def __init__(self) -> None:
         self.encoder: GradientEncoder | None = None
         self.chosen: dict[int, Weights] = {}
-
-    def welcome(self, newcomers: int) -> int:
-        return 0
 
     def teachers(self, growth: int) -> Teachers:
         return Teachers({g: self.chosen[g] for g in range(max(0, growth - self.sent), growth) if g in self.chosen})
@@ -204,9 +202,6 @@ class PrototypeProxy(LastRound):
         self.rounds: dict[int, int] = {}  # growth -> the kept model's round
         self.first: dict[int, int] = {}  # growth -> its first round
 
-    def welcome(self, newcomers: int) -> int:
-        return newcomers * tensor_bytes(self.encoder.state_dict())
-
     def gallery(self) -> dict[bytes, Tensor]:
         return {p.fingerprint: p.images[-1] for pool in self.pools.values() for p in pool}
 
@@ -251,7 +246,6 @@ class PrototypeProxy(LastRound):
 
     def restore(self, parts: Mapping[str, Snapshot]) -> None:
         super().restore(parts)
-        self.chosen = {g: {n: t.to(self.home.device) for n, t in model.items()} for g, model in self.chosen.items()}
         self.pools = {}
         for growth, (tensors, facts) in _numbered("pool", parts).items():
             entries = zip(tensors["images"].to(self.home.device), facts["labels"], facts["fingerprints"], strict=True)

@@ -13,7 +13,7 @@ from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
 
 if TYPE_CHECKING:
-    from holdfast.methods.base import Method
+    pass
 
 
 def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
@@ -35,8 +35,8 @@ def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
 class Server:
     """Holds the global model and the registry of class names."""
 
-    def __init__(self, method: "Method", model: IncrementalModel, seed: int) -> None:
-        self.method, self.model, self.seed = method, model, seed
+    def __init__(self, model: IncrementalModel, seed: int) -> None:
+        self.model, self.seed = model, seed
         self.registry = Registry()
 
     @property

@@ -1,10 +1,11 @@
-"""What a plan will cost in bytes, by arithmetic and without training: the same account as the record's."""
+"""What a plan will cost in bytes, by arithmetic and without training: the same account as the record's, where the head
+grows by schedule, clients notice new classes at once and share them only then."""
 
 from collections.abc import Sequence
 
 from holdfast.data.schedule import Plan, new_classes
 from holdfast.federation.messages import COUNT_BYTES, tensor_bytes
-from holdfast.federation.proxy import ProxyHome
+from holdfast.federation.proxy import ProxyHome, encoder_bytes
 from holdfast.methods.base import Method
 from holdfast.seeding import torch_generator
 
@@ -21,7 +22,7 @@ def traffic_of(method: Method, home: ProxyHome, plan: Plan) -> list[Bytes]:
         down.append(tensor_bytes(weights))
         up.append(tensor_bytes({name: tensor for name, tensor in weights.items() if name not in fixed}))
     proxy = method.build_proxy(home)
-    encoder = tensor_bytes(proxy.encoder.state_dict()) if proxy.encoder else 0
+    encoder = encoder_bytes(proxy)
     share = encoder + 4 * model.features + COUNT_BYTES if encoder else 0
     account = expected_traffic(plan, down, up, proxy.sent, encoder, share)
     grown = {when for when, _ in plan.growths}

@@ -171,14 +171,14 @@ def together(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b) / scale if scale > 0 else 1.0
 
 
-def _without_trend(values: np.ndarray, width: int = 9) -> np.ndarray:
-    """Each value less the mean of its neighbours, then less the mean of all."""
-    window = np.ones(width)
+def _without_trend(values: np.ndarray) -> np.ndarray:
+    """Each value less the mean of its nine neighbours, itself included, then less the mean of all."""
+    window = np.ones(9)
     values = values.astype(np.float64)
     apart = (
         values
-        - np.convolve(values, window, "full")[width // 2 :][: len(values)]
-        / (np.convolve(np.ones_like(values), window, "full")[width // 2 :][: len(values)])
+        - np.convolve(values, window, "full")[4:][: len(values)]
+        / (np.convolve(np.ones_like(values), window, "full")[4:][: len(values)])
     )
     centred: np.ndarray = apart - apart.mean()
     return centred

@@ -14,9 +14,9 @@ from holdfast.data.memory import quota
 from holdfast.federation.local import Batch, Local, Preset, Stage
 from holdfast.federation.messages import Extras
 from holdfast.federation.passes import one_pass
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import cross_entropy, distillation
-from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.methods.base import CE, STRICT, Losses
+from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
 
@@ -24,7 +24,7 @@ PULL = 0.1  # of the shift towards 0, over 2
 
 
 @dataclass(frozen=True, config=STRICT)
-class BiC(Method):
+class BiC(Replay):
     """Stage one: cross-entropy and distillation at temperature 2, weighted by the share of old classes; the old model's
     outputs of its newest task are corrected. Stage two: on validation images that were held out (a tenth of the
     exemplars of each old class and as many of each new one) the outputs of new classes get a scale and a shift, with
@@ -45,17 +45,10 @@ class BiC(Method):
     def preset(self) -> Preset:
         return replace(CE, weight_decay=2e-4)
 
-    @property
-    def keeps_memory(self) -> bool:
-        return True
-
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         model = IncrementalModel(spec, rng)
         model.kinds = {"scale": ((), 1.0), "shift": ((), 0.0)}
         return model
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return model.note_names

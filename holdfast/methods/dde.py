@@ -12,9 +12,9 @@ from torch import Tensor
 from holdfast.federation.local import Batch, Local, Stage
 from holdfast.federation.messages import Extras
 from holdfast.federation.passes import one_pass
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import cross_entropy, distillation, neighbour_cross_entropy
-from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 
 MOMENTUM = 0.9  # of the head direction
@@ -31,7 +31,7 @@ class DirectedModel(IncrementalModel):
 
 
 @dataclass(frozen=True, config=STRICT)
-class DDE(Method):
+class DDE(Replay):
     """Two effects are told apart. The effect of old data: an image's probability is averaged with those of its ten
     nearest neighbours among the client's new images in the old model's feature space, so that what the old data made
     alike stays alike. The effect of the head: at inference half of what the newest data's common direction adds to the
@@ -51,15 +51,8 @@ class DDE(Method):
     temperature: float = Field(default=2.0, gt=0, description="of the distillation, T")
     alpha: float = Field(default=0.5, ge=0, description="part of the head effect that is taken away at inference")
 
-    @property
-    def keeps_memory(self) -> bool:
-        return True
-
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return DirectedModel(spec, rng)
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return frozenset({"direction"})

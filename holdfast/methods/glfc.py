@@ -24,9 +24,10 @@ class GLFC(Method):
     """A sample's loss is weighted by its own gradient over the mean gradient of its group, which is the classes in the
     client's memory or those in its data; the targets of old classes are the old model's outputs, unweighted; a proxy
     server, which has the clients' perturbed prototype images as gradients, chooses the old model by its accuracy on
-    them. The code compares a task's models with the best of all tasks before and so may never choose a new one, and has
-    the number of classes written into it; here every task has its own best. Transitions are found by `auto`, because a
-    jump of 1.2 cannot be seen with few classes."""
+    them (with each comes the variance of its class, as for LGA, which this proxy does not use). The code compares a
+    task's models with the best of all tasks before and so may never choose a new one, and has the number of classes
+    written into it; here every task has its own best. Transitions are found by `auto`, because a jump of 1.2 cannot be
+    seen with few classes."""
 
     name: ClassVar[str] = "glfc"
     about: ClassVar[str] = "GLFC (Dong et al., 2022): two-group gradient compensation, and a proxy server"

@@ -40,8 +40,19 @@ def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
     return F.normalize(sums, dim=1).float(), known
 
 
+class Replay(Method):
+    """A method whose clients keep exemplars and distil from the last model of the growth before."""
+
+    @property
+    def keeps_memory(self) -> bool:
+        return True
+
+    def build_proxy(self, home: ProxyHome) -> Proxy:
+        return LastRound()
+
+
 @dataclass(frozen=True, config=STRICT)
-class NearestMean(Method):
+class NearestMean(Replay):
     """What iCaRL, those who build on it and LGA can answer by: the head, or the nearest mean of exemplars. For that the
     clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
     model and their number; the server adds them up. A class that none of them holds keeps its mean of before; one that
@@ -60,13 +71,6 @@ class NearestMean(Method):
         if self.inference == "nme":
             model.kinds = {"mean": ((model.features,), 0.0)}
         return model
-
-    @property
-    def keeps_memory(self) -> bool:
-        return True
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return model.note_names

@@ -10,13 +10,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.federation.local import Batch, Local, Preset, Stage
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import distillation_by_growth, separated_cross_entropy
-from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.methods.base import CE, STRICT, Losses
+from holdfast.methods.shared import Replay
 
 
 @dataclass(frozen=True, config=STRICT)
-class SSIL(Method):
+class SSIL(Replay):
     """The softmax is taken over new classes for new images and over old classes for exemplars, so that neither pushes
     the other's outputs down; every old task's outputs are distilled as a distribution of their own; each batch of new
     images is joined by a quarter as many exemplars, which are cycled; the first images of a class are kept, not the
@@ -34,15 +34,8 @@ class SSIL(Method):
     def preset(self) -> Preset:
         return replace(CE, weight_decay=1e-4)
 
-    @property
-    def keeps_memory(self) -> bool:
-        return True
-
     def exemplars(self, features: Tensor, count: int) -> Tensor:
         return torch.arange(min(count, len(features)))
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
 
     def stages(self, local: Local) -> Iterable[Stage]:
         """The learning rate is that of the task divided by its number."""

@@ -77,6 +77,9 @@ def _spectrum(size: int, like: Tensor) -> Tensor:
     return 1 / (1 + (k[:, None] ** 2 + k[None, :] ** 2).sqrt() / 2)
 
 
+HISTORY = 20  # steps that L-BFGS remembers
+
+
 @dataclass
 class History:
     """The last steps of each image and the changes of its gradient, as L-BFGS wants them."""
@@ -114,12 +117,12 @@ class History:
 
 
 def minimise(
-    objective: Objective, start: Tensor, iterations: int, rate: float = 1.0, keep: int = 1, history_size: int = 20
+    objective: Objective, start: Tensor, iterations: int, rate: float = 1.0, keep: int = 1
 ) -> tuple[list[Tensor], Tensor]:
     """Minimises N independent functions together by L-BFGS with a backtracking line search for each.
 
     `rate` is the length of a step before it is shortened. Returns the last `keep` points and the last values."""
-    history = History(history_size, [], [], [])
+    history = History(HISTORY, [], [], [])
     points, trail = start, [start]
     values, gradients = objective(points, torch.arange(len(points), device=points.device))
     for iteration in range(iterations):

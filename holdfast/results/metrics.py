@@ -56,12 +56,15 @@ def task_accuracy(counts: Counts, sizes: Sequence[int]) -> list[float]:
     return [float(hits[r].sum() / counts[r].sum()) for r in rows]
 
 
-def forgetting(matrix: Matrix) -> float | None:
-    """Best accuracy before the end minus accuracy at the end, averaged over old tasks; row t: after task t + 1."""
+def forgotten(matrix: Matrix) -> list[float]:
+    """Of each old task its best accuracy before the end minus that at the end; row t: after task t + 1."""
     last = len(matrix) - 1
-    if last < 1:
-        return None
-    return float(np.mean([max(matrix[t][k] for t in range(k, last)) - matrix[last][k] for k in range(last)]))
+    return [max(matrix[t][k] for t in range(k, last)) - matrix[last][k] for k in range(last)]
+
+
+def forgetting(matrix: Matrix) -> float | None:
+    """What old tasks have lost on average; nothing where there are none."""
+    return float(np.mean(forgotten(matrix))) if len(matrix) > 1 else None
 
 
 def client_accuracy(counts: Counts, held: Sequence[int]) -> float:

@@ -26,6 +26,7 @@ COMMON: dict[str, Any] = {
     # rates drop is each method's own: iCaRL's after 49 and 63 of 70 epochs, BiC's after 100, 150 and 200 of 250.
     "for": {
         "lga": {"train": {"lr": 2.0, "schedule": "steps"}},
+        "lga_code": {"train": {"lr": 2.0}},
         "glfc": {"train": {"lr": 2.0, "schedule": "steps"}},
         "icarl": {"train": {"lr": 2.0, "schedule": "steps", "milestones": [0.7, 0.9]}},
         "bic": {"train": {"schedule": "steps", "milestones": [0.4, 0.6, 0.8], "gamma": 0.1}},

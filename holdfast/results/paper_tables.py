@@ -153,7 +153,7 @@ def _advantage(reference: Found | None, found: Found | None, measure: str) -> st
     return f"{100 * mean(ours[s] - theirs[s] for s in both):.1f}" if both else "-"
 
 
-def orders_markdown(item: Item, scale: Scale, runs: Runs) -> str:
+def orders_markdown(scale: Scale, runs: Runs) -> str:
     rows = []
     for order, method in paper.ORDERS:
         cells = []
@@ -276,7 +276,7 @@ def page_of(
         page = f"{heading} In brackets: as published.\n\n{traffic_markdown(scale, lines)}"
         return page, None, as_csv([["what", "MB a task", "published"], *lines])
     if item.name == "table12":
-        page = f"{heading} In brackets: as published.\n\n{orders_markdown(item, scale, runs)}"
+        page = f"{heading} In brackets: as published.\n\n{orders_markdown(scale, runs)}"
         return page, None, as_csv(curve_rows(item, scale, runs))
     if item.name.startswith("table"):
         body = "\n".join(block_markdown(block) for block in blocks_of(item, scale, runs))

@@ -162,11 +162,11 @@ def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
     _save(figure, file)
 
 
-def contact_sheet(data: DataSet, file: Path, samples: int = 8, most: int = 50) -> None:
-    """The first training images of each class; of very many classes so many, evenly spread."""
+def contact_sheet(data: DataSet, file: Path) -> None:
+    """The first eight training images of each class; of very many classes fifty, evenly spread."""
     count = len(data.classes)
-    shown = range(count) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
-    image_sheet({data.classes[c]: data.train.images[data.train.by_class[c][:samples]] for c in shown}, file)
+    shown = range(count) if count <= 50 else [round(i * (count - 1) / 49) for i in range(50)]
+    image_sheet({data.classes[c]: data.train.images[data.train.by_class[c][:8]] for c in shown}, file)
 
 
 def image_sheet(rows: Mapping[str, Tensor], file: Path) -> None:

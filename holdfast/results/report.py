@@ -21,9 +21,8 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
 from holdfast.results.record import Result, damaged, read_plan, read_record, read_result
-from holdfast.results.tables import NUMBER, by_protocol, names_of, percent, shape
+from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, shape
 
-GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
 CONFUSED = 15  # pairs of classes in the table of confusions
 MANY = 200  # classes, of which all pairs would make the page too large
 PICTURES = {
@@ -204,11 +203,9 @@ def _matrix(view: View) -> str:
 
 
 def _forgetting(view: View) -> str:
-    matrix = view.result.accuracy_matrix
-    last = len(matrix) - 1
-    if last < 1:
+    lost = {f"task {k + 1}": 100 * one for k, one in enumerate(metrics.forgotten(view.result.accuracy_matrix))}
+    if not lost:
         return ""
-    lost = {f"task {k + 1}": 100 * (max(matrix[t][k] for t in range(k, last)) - matrix[last][k]) for k in range(last)}
     shades = [0 if value >= 0 else 7 for value in lost.values()]
     chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
     link = _link(_csv([["task", "points"], *lost.items()]), "forgetting.csv")

@@ -19,8 +19,8 @@ def _frame(width: float, height: float, label: str, body: str) -> str:
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:

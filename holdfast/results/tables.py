@@ -11,9 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.data.schedule import Plan
+from holdfast.results.metrics import forgotten
 from holdfast.results.record import Result
 
 REFERENCE = "lga"  # whose advantage over the others is shown
+GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
 NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
 
 
@@ -24,9 +26,9 @@ def result_table(result: Result) -> Table:
     for column in ("task", "classes seen", "on all seen", "on the task itself", "at the end", "forgotten"):
         table.add_column(column, justify="right", style="bold" if column == "on all seen" else None)
     final = result.accuracy_matrix[-1]
+    lost = [*forgotten(result.accuracy_matrix), None]
     for t, seen in enumerate(accumulate(result.task_sizes)):
-        lost = None if t == len(final) - 1 else max(row[t] for row in result.accuracy_matrix[t:-1]) - final[t]
-        row = (result.accuracy_after_task[t], result.accuracy_matrix[t][t], final[t], lost)
+        row = (result.accuracy_after_task[t], result.accuracy_matrix[t][t], final[t], lost[t])
         table.add_row(str(t + 1), str(seen), *map(percent, row))
     table.add_section()
     table.add_row("mean", "", percent(result.average_accuracy), "", percent(mean(final)), percent(result.forgetting))
@@ -36,8 +38,7 @@ def result_table(result: Result) -> Table:
 def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
     """The headline numbers in words; `clients` are the clients' names, where they have any."""
     worst = int(result.worst_client["client"])
-    words = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
-    groups = ", ".join(f"{words[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
+    groups = ", ".join(f"{GROUPS[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
     sent = {way: count / 1e6 for channel in result.bytes.values() for way, count in channel.items()}
     lines = [
         f"average {percent(result.average_accuracy)}, last {percent(result.last_accuracy)}, "

@@ -75,9 +75,9 @@ def test_all_published_forms_give_the_same(tmp_path: Path, kind: str, form: str)
 
 def test_it_is_found_by_its_usual_names(tmp_path: Path) -> None:
     with pytest.raises(HoldfastError, match="holds no CIFAR-100"):
-        find("CIFAR-100", None, tmp_path, PATTERNS)
+        find("CIFAR-100", None, tmp_path, PATTERNS, "cifar100")
     path = written(tmp_path, "archive", binary_files(), "cifar-100-binary")
-    assert find("CIFAR-100", None, tmp_path, PATTERNS) == path
+    assert find("CIFAR-100", None, tmp_path, PATTERNS, "cifar100") == path
 
 
 def broken(what: str) -> dict[str, bytes]:

@@ -222,15 +222,6 @@ def test_a_wrong_number_of_classes_is_refused(count: int) -> None:
         class_characters(count, 0)
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "size", "message"),
-    [(0, 1, 32, "1 train image"), (1, 0, 32, "1 test image"), (1, 1, 15, "at 15 pixels")],
-)
-def test_impossible_requests_are_refused(train: int, test: int, size: int, message: str) -> None:
-    with pytest.raises(HoldfastError, match=message):
-        render(2, train, test, size, 0)
-
-
 def test_a_character_no_font_has_is_refused() -> None:
     with pytest.raises(HoldfastError, match="lack the character"):
         faces_of("\U0010fffd")

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from holdfast.data.augment import Transform
 from holdfast.federation.messages import PrototypeShare, Weights
-from holdfast.federation.proxy import AnyRound, LastRound, NoTeacher, PrototypeProxy, ProxyHome, ProxySettings
+from holdfast.federation.proxy import (
+    AnyRound,
+    LastRound,
+    NoTeacher,
+    PrototypeProxy,
+    ProxyHome,
+    ProxySettings,
+    encoder_bytes,
+)
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.privacy.encode import prototype_gradients
 from holdfast.seeding import torch_generator
@@ -84,7 +92,7 @@ def test_who_does_not_distil_is_sent_nothing() -> None:
     proxy = NoTeacher()
     proxy.judge(0, (2,), model_of((2,)), [])
     assert proxy.teachers(1).size == 0
-    assert proxy.welcome(5) == 0
+    assert encoder_bytes(proxy) == 0
 
 
 def test_any_round_draws_every_round_alike_and_repeatably() -> None:
@@ -224,7 +232,6 @@ def test_the_proxys_pictures_resemble_what_was_sent() -> None:
         assert float((found - image).square().mean()) < 0.01
 
 
-def test_everybody_gets_the_encoder_once() -> None:
+def test_the_encoder_that_newcomers_get_has_four_bytes_a_parameter() -> None:
     proxy = proxy_of()
-    size = sum(4 * p.numel() for p in proxy.encoder.parameters())
-    assert proxy.welcome(3) == 3 * size
+    assert encoder_bytes(proxy) == sum(4 * p.numel() for p in proxy.encoder.parameters())

@@ -26,7 +26,7 @@ def reply(seed: int, samples: int = 1) -> Reply:
 
 def server() -> Server:
     method = METHODS["fedavg"]()
-    return Server(method, method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(0)), seed=0)
+    return Server(method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(0)), seed=0)
 
 
 def test_mean_in_float64_and_counters_copied() -> None:

@@ -218,7 +218,7 @@ def test_what_is_frozen_survives_a_round_to_the_bit_and_the_rest_moves(small: di
 def test_the_newest_token_of_the_eleventh_task_is_learned() -> None:
     """Not only the first ten: names of tokens begin like one another."""
     model = net((1,) * 11)
-    server = Server(METHOD, model, seed=0)
+    server = Server(model, seed=0)
     (stage,) = METHOD.stages(local_of(model))
     sum(terms(METHOD, model, net((1,) * 10, 3), labels=torch.tensor([0, 10, 1, 3, 2, 10])).values()).backward()  # type: ignore[union-attr]
     before = model.tokens[10].detach().clone()
