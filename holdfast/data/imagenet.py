@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.data.cache import Entry
 from holdfast.data.decoded import Split, decoded
-from holdfast.data.tree import SUFFIXES, Tree, class_folders, open_tree
+from holdfast.data.tree import Tree, class_folders, is_image, open_tree
 from holdfast.data.wordnet import class_names
 from holdfast.errors import HoldfastError
 
@@ -36,7 +36,7 @@ MAPPINGS = (
 def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
     """Class names, and the decoded training and validation images."""
     with open_tree(source) as tree:
-        images = (name for name in tree.names if PurePosixPath(name).suffix.lower() in SUFFIXES)
+        images = filter(is_image, tree.names)
         top = next((match[1] for match in map(TRAIN_IMAGE.fullmatch, images) if match), None)
         if top is None:
             _unfit(tree, "it has no train/<class>/ folders such as train/n01440764/")
@@ -57,7 +57,7 @@ def _split(tree: Tree, classes: dict[str, list[str]]) -> Split:
 def _validation(tree: Tree, top: str, wnids: list[str]) -> dict[str, list[str]]:
     """The validation images of each class, by name."""
     below = f"{top}val/"
-    files = [n for n in tree.names if n.startswith(below) and PurePosixPath(n).suffix.lower() in SUFFIXES]
+    files = [name for name in tree.names if name.startswith(below) and is_image(name)]
     flat = all("/" not in name.removeprefix(below) for name in files)
     classes: dict[str, list[str]] = {wnid: [] for wnid in wnids}
     if not files:

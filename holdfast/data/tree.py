@@ -170,7 +170,7 @@ def readable(name: str) -> str:
 
 
 def is_image(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in SUFFIXES
+    return PurePosixPath(name.lower().removesuffix(".gz")).suffix in SUFFIXES  # NIfTI is mostly packed
 
 
 def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:

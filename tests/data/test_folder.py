@@ -245,10 +245,12 @@ def test_hidden_files_and_files_that_are_no_images_are_left_alone(tmp_path: Path
 @pytest.mark.parametrize("form", ["folder", "zip"])
 def test_images_of_a_kind_that_cannot_be_read_are_not_passed_over(tmp_path: Path, form: str) -> None:
     top = write(tmp_path / "mine", TWO_PARTS)
-    (top / "train" / "cat" / "IMG_0001.HEIC").write_bytes(b"a photograph")
+    names = ["IMG_0001.HEIC", "scan.nii.gz"]
+    for name in names:
+        (top / "train" / "cat" / name).write_bytes(b"a photograph")
     found = load(zipped(top) if form == "zip" else top)
-    [sentence] = found.entry.facts["unreadable"]
-    assert "train/cat/IMG_0001.HEIC" in sentence
+    said = found.entry.facts["unreadable"]
+    assert [f"train/cat/{name}" in sentence for name, sentence in zip(names, said, strict=True)] == [True, True]
 
 
 def test_what_a_mac_adds_to_a_zip_is_left_alone(tmp_path: Path) -> None:
