@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.methods import METHODS
+
 ROOT = Path(__file__).parents[1]
 TUNING = {"glyphs-mini": "data.seed=1", "tiny-mini": "data.first_class=50"}
 TRIALS = 6
@@ -44,10 +46,18 @@ RIVALS = {
 Setting = dict[str, object]  # the learning rate, and what differs from the method's defaults
 
 
+def defaults(method: str) -> Setting:
+    """The method's own values of everything that its trials change."""
+    rival = RIVALS[method]
+    changed = [*(key for variant in rival.variants for key in variant), *([rival.weight[0]] if rival.weight else [])]
+    return {key: getattr(METHODS[method](), key) for key in changed}
+
+
 def run(method: str, protocol: str, setting: Setting, out: Path, seed: int = 2021, *more: str) -> float:
     """The average accuracy in per cent; 0 where training diverged."""
     if not (out / "result.json").exists() and not (out / "diverged").exists():
-        keys = {"train.lr" if key == "lr" else f"method.{key}": value for key, value in setting.items()}
+        whole = {**defaults(method), **setting}  # the config has what was found in the end
+        keys = {"train.lr" if key == "lr" else f"method.{key}": value for key, value in whole.items()}
         sets = [*more, "run.engine=serial", *(f"{key}={json.dumps(value)}" for key, value in keys.items())]
         flags = [part for one in sets for part in ("--set", one)]
         command = [sys.executable, "-m", "holdfast", "run", f"configs/{protocol}.toml", "--seed", str(seed)]
