@@ -45,8 +45,8 @@ class LGA(NearestMean):
 
     This is the form that measured best: sigmoid outputs, since the softmax form asks a new image to leave a third of
     its probability to old classes. Where paper and code leave a choice, a field has it; see docs/departures.md. Beyond
-    the paper, it can answer by the nearest mean of exemplars (`inference`), as iCaRL does; it is not the default, for it
-    makes clients tell the global server which classes they hold."""
+    the paper, it can answer by the nearest mean of exemplars (`inference`), as iCaRL does; not by default, for then
+    clients tell the global server which classes they hold."""
 
     name: ClassVar[str] = "lga"
     about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), the form that measured best"
