@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast import experiment
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines import Engine, pool
@@ -69,7 +70,20 @@ def test_a_clients_failure_is_one_sentence_and_nothing_is_left_behind(small: dic
     assert all(worker.process.poll() is not None for worker in pool.workers)
 
 
-def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any]) -> None:
+def test_workers_that_die_again_and_again_end_the_run_in_one_sentence(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "ATTEMPTS", 1)
+    config = load_config(small)
+    data = load_data(config.data)
+    federation = build_federation(config, data, plan_of(config, data))
+    with Pool(config, data, 1) as engine:
+        os.kill(engine.workers[0].process.pid, signal.SIGKILL)
+        with pytest.raises(HoldfastError, match=r"1 worker processes died over .* run\.engine=serial does without"):
+            list(play(federation, engine))
+
+
+def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def engine_of(**run: Any) -> Engine:
         config = load_config({**small, "run": run})
         data = load_data(config.data)
@@ -77,9 +91,14 @@ def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any]) -> N
 
     assert isinstance(engine_of(), Serial)  # a few hundred images
     assert isinstance(engine_of(engine="serial", workers=4), Serial)
-    with engine_of(engine="pool", workers=1) as pool:
-        assert isinstance(pool, Pool)
-        assert len(pool.workers) == 1
+    with engine_of(engine="pool", workers=1) as one:
+        assert isinstance(one, Pool)
+        assert len(one.workers) == 1
+    monkeypatch.setattr(experiment, "WORTH_A_POOL", 1)
+    monkeypatch.setattr(experiment, "cores", lambda: 2)
+    with engine_of() as two:
+        assert isinstance(two, Pool)
+        assert len(two.workers) == 2
 
 
 def test_what_killed_processes_left_in_memory_is_swept_and_what_lives_is_not(

@@ -186,6 +186,9 @@ def test_first_rounds_may_count_for_nothing() -> None:
     ]
     assert [line["score"] for line in lines] == pytest.approx([0.0, 1 / 3, 1 / 3])
     assert lines[-1]["kept_round"] == 3
+    more = proxy_of(iterations=2, patience=1)  # a pool that grows does not make the first round count after all
+    more.judge(0, (2,), good, shares_of(more, [0, 0, 1]))
+    assert more.judge(1, (2,), bad, shares_of(more, [0]))["kept_round"] == 2
 
 
 def test_noise_is_common_to_all_rounds_and_bounded() -> None:
@@ -197,6 +200,17 @@ def test_noise_is_common_to_all_rounds_and_bounded() -> None:
     assert torch.equal(first, proxy._noise((2,), labels, features))
     assert float(first.square().sum(dim=-1).max()) <= 0.1 * 128 * 4.0 * (1 + 1e-5)
     assert proxy.score((2,), model_of((2,))) == proxy.score((2,), model_of((2,)))
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_noise_is_omega_times_a_deviation_and_each_features_own(root: bool) -> None:
+    proxy = proxy_of(iterations=2, root=root)
+    proxy.judge(0, (2,), model_of((2,)), shares_of(proxy, [0, 1, 1], variance=0.04))
+    omega = 0.2 if root else 0.04
+    assert proxy.omega((2,)) == pytest.approx(omega)
+    noise = proxy._noise((2,), torch.tensor([0, 1, 1]), torch.zeros(3, 1, 128))
+    assert len(noise.flatten(0, 1).unique(dim=0)) == 15
+    assert float(noise.std()) == pytest.approx(omega * 0.2, rel=0.1)
 
 
 def test_without_augmentation_the_prototypes_themselves_are_scored() -> None:

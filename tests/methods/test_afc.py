@@ -154,7 +154,7 @@ def test_importances_are_summed_over_images_by_an_independent_route(grown: Feder
     for stage, total in enumerate(expected):
         assert bool(total.any())
         mine = found[f"importance{stage}"]
-        torch.testing.assert_close(mine / mine.mean(), total / total.mean(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(mine, total, rtol=1e-3, atol=1e-4 * float(total.mean()))  # sums, not means
 
 
 def test_the_last_stage_in_closed_form(grown: Federation) -> None:
@@ -255,10 +255,3 @@ def test_in_a_run_importances_change_at_the_end_of_a_task_alone(small: dict[str,
             assert torch.equal(buffer, before) != ends
             assert float(buffer.mean()) == pytest.approx(1, rel=1e-5)
         was = [buffer.clone() for buffer in model.importance]
-
-
-def test_a_federation_of_stayers_newcomers_and_single_images_trains(small: dict[str, Any]) -> None:
-    plan = {**small["plan"], "partition": "dirichlet:0.3", "move_on": 0.6, "memory": 3, "clients": 6, "selected": 6}
-    federation = federation_of("afc", {**small, "plan": plan, "train": {"epochs": 1, "batch": 4}}, tune_epochs=1)
-    lines = [done.line for done in play(federation, Serial())]
-    assert math.isfinite(sum(lines[-1]["losses"].values()))

@@ -17,6 +17,7 @@ from holdfast.engines.serial import Serial
 from holdfast.federation.local import Local
 from holdfast.federation.messages import Extras
 from holdfast.losses import distillation, neighbour_cross_entropy
+from holdfast.methods import dde
 from holdfast.methods.dde import DDE, DirectedModel, nearest_others
 from holdfast.models.incremental import ModelSpec
 from holdfast.rounds import play
@@ -61,7 +62,11 @@ def test_impossible_labels_stay_finite() -> None:
     assert bool(logits.grad.isfinite().all())
 
 
-def test_neighbours_are_the_nearest_others_of_the_pool_by_brute_force() -> None:
+@pytest.mark.parametrize("at_a_time", [4, 1024])
+def test_neighbours_are_the_nearest_others_of_the_pool_by_brute_force(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    monkeypatch.setattr(dde, "ROWS", at_a_time)
     unit = F.normalize(torch.randn(15, 6, generator=torch_generator(3), dtype=torch.float64), dim=1)
     for pool in (list(range(15)), [1, 4, 5, 9, 14]):
         found = nearest_others(unit, torch.tensor(pool), 4)
@@ -326,9 +331,3 @@ def test_the_direction_is_found_when_a_task_ends_and_left_alone_until_the_next(s
         assert not lines[i - 1]["bytes"]["server"]["extras"]
     assert torch.equal(seen[3], seen[4])
     assert not torch.equal(seen[4], seen[5])
-
-
-def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any]) -> None:
-    plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
-    for done in play(federation_of("dde", {**small, "plan": plan, "train": {"epochs": 1, "batch": 3}}), Serial()):
-        assert all(math.isfinite(value) for value in done.line["losses"].values())

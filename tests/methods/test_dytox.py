@@ -235,10 +235,9 @@ def test_heads_that_do_not_divide_the_width_are_refused(small: dict[str, Any]) -
         next(play(quick_federation(small, width=16, heads=5), Serial()))
 
 
-@pytest.mark.parametrize("encoder", ["patches", "network"])
-def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any], encoder: str) -> None:
+def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any]) -> None:
+    """For the transformer on patches: tests/methods/test_contract.py."""
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
     settings = {**small, "plan": {**plan, "rounds": 1}, "train": {"epochs": 1, "batch": 3}}
-    lines = [done.line for done in play(quick_federation(settings, encoder=encoder), Serial())]
-    assert all(math.isfinite(value) for line in lines for value in line["losses"].values())
+    lines = [done.line for done in play(quick_federation(settings, encoder="network"), Serial())]
     assert {"classification", "distillation", "divergence"} == set(lines[-1]["losses"])

@@ -158,10 +158,3 @@ def test_every_task_has_a_best_model_of_its_own(small: dict[str, Any]) -> None:
         assert lines[2 * task + 1]["proxy"]["kept_round"] in (2 * task + 1, 2 * task + 2)
     assert {"compensation"} == set(lines[0]["losses"])
     assert {"compensation", "distillation"} == set(lines[-1]["losses"])
-
-
-def test_clients_with_one_image_newcomers_and_stayers_take_part(small: dict[str, Any]) -> None:
-    plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
-    federation = quick_federation({**small, "plan": plan, "train": {"epochs": 1, "batch": 3}}, gradient="softmax")
-    for done in play(federation, Serial()):
-        assert all(math.isfinite(value) for value in done.line["losses"].values())

@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from clients import Answers, federation_of
 from torch import Tensor
 
+from holdfast.data.augment import Transform
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.federation.prototypes import nearest_to_mean
+from holdfast.federation.prototypes import Perturbation, nearest_to_mean
+from holdfast.federation.proxy import AnyRound, PrototypeProxy, ProxyHome
 from holdfast.methods.lga import LGA, LGAPaper
+from holdfast.models.incremental import ModelSpec
 from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
 
@@ -76,6 +79,10 @@ def test_switches_and_weights_change_what_they_name() -> None:
     unweighted = terms(LGA(form="softmax", cbl=False), 2, 2, TEACHER, LOGITS, LABELS)
     torch.testing.assert_close(unweighted["compensation"], F.cross_entropy(LOGITS, LABELS))
     torch.testing.assert_close(unweighted["distillation"], whole["distillation"])  # keeps its weights
+    weights = softmax_weights()
+    torch.testing.assert_close(
+        whole["compensation"], (weights * F.cross_entropy(LOGITS, LABELS, reduction="none")).mean()
+    )
     for form in ("softmax", "sigmoid"):
         icarl = terms(LGA(form=form, sdl=False), 2, 2, TEACHER, LOGITS, LABELS)  # type: ignore[arg-type]
         expected = F.binary_cross_entropy_with_logits(LOGITS[:, :2], TEACHER.sigmoid())
@@ -86,12 +93,25 @@ def test_switches_and_weights_change_what_they_name() -> None:
     assert set(terms(LGA(gamma2=0.0), 2, 2, TEACHER, LOGITS, LABELS)) == {"compensation"}
 
 
+def softmax_weights() -> Tensor:
+    """Eqs. 2-5 by loops: V = 1 - p_y, e = 2 / (2 + 2), means by growth."""
+    gap = [(1 - LOGITS[i].softmax(0)[LABELS[i]]) ** 0.5 for i in range(10)]
+    groups = [[j for j in range(10) if (LABELS[j] < 2) == (LABELS[i] < 2)] for i in range(10)]
+    return torch.stack([gap[i] / (sum(gap[j] for j in groups[i]) / len(groups[i])) for i in range(10)])  # type: ignore[arg-type]
+
+
 def test_the_readings_differ_in_their_distillation() -> None:
     found = {
         sd: float(terms(LGA(form="softmax", sd=sd), 2, 2, TEACHER, LOGITS, LABELS)["distillation"])  # type: ignore[arg-type]
         for sd in ("full", "renorm", "literal")
     }
     assert len(set(found.values())) == 3
+    soft = torch.cat([TEACHER.softmax(1), F.one_hot(LABELS, 4).double()[:, 2:]], dim=1)
+    p, floored = LOGITS.softmax(1), soft.clamp(min=1e-4)
+    full = (torch.xlogy(soft, soft) - soft * p.log()).sum(dim=1)
+    literal = (p * (p / floored).log()).sum(dim=1)
+    for sd, terms_ in (("full", full), ("literal", literal)):
+        assert found[sd] == pytest.approx(float((softmax_weights() * terms_).mean())), sd
     paper = LGAPaper()
     assert (paper.form, paper.sd, paper.detector, paper.start) == ("softmax", "literal", "fixed", "white")
     assert float(terms(paper, 2, 2, TEACHER, LOGITS, LABELS)["distillation"]) == found["literal"]
@@ -158,6 +178,7 @@ def test_prototypes_are_shared_once_in_the_round_they_are_noticed(small: dict[st
     assert any(line["bytes"]["proxy"]["shares"] for line in lines)
     labels = [p.label for pool in federation.proxy.pools.values() for p in pool]  # type: ignore[attr-defined]
     assert set(labels) <= set(range(6))
+    assert set(federation.proxy.pools) == {0, 1, 2}  # type: ignore[attr-defined]
     assert any("prototype.rows" in state.notes for state in federation.population.states.values())
 
 
@@ -176,27 +197,51 @@ def test_a_capacity_that_is_too_small_is_refused(small: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("switch", ["cbl", "sdl", "psr", "sbm", "ssa", "npb"])
-def test_every_ablation_runs_and_is_named(small: dict[str, Any], switch: str) -> None:
-    federation = quick_federation(small, **{switch: False})
-    assert f"w/o {switch}" in federation.world.method.label
-    lines = played(federation)
-    sent = sum(line["bytes"]["proxy"]["shares"] for line in lines)
-    assert bool(sent) == (switch != "psr")
-    assert lines[-1]["bytes"]["proxy"]["teachers"] > 0
+def test_every_ablation_is_named(switch: str) -> None:
+    assert LGA(**{switch: False}).label == f"lga w/o {switch}"
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"observed": "augmented"},
-    {"latent_noise": 0.0, "perturb_rate": 0.2},
-    {"rate": 0.1, "snapshots": 3},
-    {"omega": "sqrt", "patience": 1, "capacity": 50},
-    {"start": "white", "detector": "fixed"},
+HOME = ProxyHome(
+    ModelSpec("convnet", "batch", 16), Transform((0.5,) * 3, (0.25,) * 3, False), 6, 7, torch.device("cpu")
+)
+REACHING: list[tuple[dict[str, Any], str, object]] = [
+    ({"ssa": False}, "augmented", 0),
+    ({"augmented": 3}, "augmented", 3),
+    ({"sbm": False}, "select", False),
+    ({"omega": "sqrt"}, "root", True),
+    ({"start": "white"}, "start", "white"),
+    ({"snapshots": 3}, "snapshots", 3),
+    ({"iterations": 9}, "iterations", 9),
+    ({"rate": 0.1}, "rate", 0.1),
+    ({"radius": 0.2}, "radius", 0.2),
+    ({"patience": 6}, "patience", 6),
+    ({"capacity": 50}, "capacity", 50),
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_other_readings_of_the_text_run(small: dict[str, Any], options: dict[str, Any]) -> None:
-    assert played(quick_federation(small, **options))[-1]["accuracy"] >= 0
+@pytest.mark.parametrize(("option", "field", "value"), REACHING, ids=str)
+def test_what_is_set_reaches_the_proxy(option: dict[str, Any], field: str, value: object) -> None:
+    set_, plain = (LGA(**one).build_proxy(HOME) for one in (option, {}))
+    assert isinstance(set_, PrototypeProxy)
+    assert isinstance(plain, PrototypeProxy)
+    assert getattr(set_.settings, field) == value
+    assert getattr(plain.settings, field) != value
+
+
+def test_what_is_set_reaches_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.methods.lga.share_prototypes", lambda local, perturbation: (local, perturbation))
+    nobody: Any = None
+    assert LGA(latent_noise=0.3, perturb_steps=7, perturb_rate=0.2).share(nobody)[1] == Perturbation(0.3, 7, 0.2)
+    assert LGA(npb=False).share(nobody)[1] is None
+    assert LGA(psr=False).share(SimpleNamespace(state="as it was"))[:2] == ("as it was", ())  # type: ignore[arg-type]
+    assert isinstance(LGA(psr=False).build_proxy(HOME), AnyRound)
+    assert [LGA(observed=how).observes_augmented for how in ("plain", "augmented")] == [False, True]  # type: ignore[arg-type]
+
+
+def test_without_the_proxy_a_federation_has_teachers_and_sends_no_prototypes(small: dict[str, Any]) -> None:
+    lines = played(quick_federation(small, psr=False))
+    assert not any(line["bytes"]["proxy"]["shares"] for line in lines)
+    assert lines[-1]["bytes"]["proxy"]["teachers"] > 0
 
 
 @pytest.mark.parametrize("partition", ["disjoint", "dirichlet:0.3"])

@@ -1,7 +1,12 @@
 """The quirks of the authors' code, against what was measured of it."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from clients import client_of, grown_federation
 
 from holdfast.federation.local import Preset
 from holdfast.methods.base import BCE
@@ -44,6 +49,27 @@ def test_old_groups_by_hand() -> None:
 def test_the_first_task_weighs_everything_alike() -> None:
     gradients = torch.rand(8, generator=torch_generator(1))
     assert torch.equal(cumulative_weights(gradients, torch.zeros(8, dtype=torch.int64), 0), torch.ones(8))
+
+
+def test_the_jumping_rate_is_what_a_client_trains_with(small: dict[str, Any]) -> None:
+    """Round 6 of ten has none of the milestones, so the rate is the first one again; ordinary steps would have 0.2."""
+    local = client_of(grown_federation("lga_code", small, (3, 3)), (3,), {}, epochs=20)
+    local.job = replace(local.job, progress=0.6, step=0.1)
+    [stage] = LGACode().stages(local)
+    assert {stage.rate(epoch) for epoch in range(20)} == {1.0}
+
+
+def test_weights_are_clamped_once_there_is_a_memory() -> None:
+    """D5: between 0.5 and 5."""
+    logits = 8 * torch.randn(10, 4, generator=torch_generator(2), dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 3, 0, 2, 3, 2, 1, 3])
+    view: Any = SimpleNamespace(
+        registry=SimpleNamespace(growths=(2, 2)), growth_of=torch.tensor([0, 0, 1, 1]), memory=torch.zeros(0)
+    )
+    raw = LGACode().weights(view, logits, labels)
+    assert float(raw.min()) < 0.5
+    view.memory = torch.zeros(3)
+    assert torch.equal(LGACode().weights(view, logits, labels), raw.clamp(0.5, 5))
 
 
 def test_its_defaults() -> None:

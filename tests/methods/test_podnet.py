@@ -1,20 +1,21 @@
 """PODNet: facts of its losses and of what it trains (methods.md, section 3.4); see also test_podnet_proxies.py."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from clients import Answers, client_of, federation_of, grown_federation, maps_of, model_of
+from clients import Answers, client_of, grown_federation, maps_of, model_of
 from torch import Tensor
 
-from holdfast.engines.serial import Serial
+from holdfast.federation.client import train
 from holdfast.losses import nca, pod_flat, pod_spatial
 from holdfast.methods.podnet import PODNet
 from holdfast.models.heads import ProxyModel
-from holdfast.rounds import Federation, play
+from holdfast.rounds import Federation
 from holdfast.seeding import torch_generator
 
 
@@ -190,6 +191,25 @@ def test_it_is_optimised_as_published() -> None:
     assert (method.spatial, method.flat, method.tune_epochs, method.tune_rate, method.clamp) == (3, 1, 20, 0.05, 5)
 
 
+def test_no_parameter_moves_by_more_than_the_clamp_times_the_rate(grown: Federation) -> None:
+    plain = replace(grown.world.training.optimiser, weight_decay=0.0)
+    local = client_of(grown, (3, 4), {}, epochs=1, batch=1000, optimiser=plain)
+    before = [p.detach().clone() for p in local.model.parameters()]
+    [stage] = PODNet(clamp=1e-3).stages(local)
+    train(PODNet(), local, stage, {})
+    moved = [float((p - was).abs().max()) for p, was in zip(local.model.parameters(), before, strict=True)]
+    assert max(moved) == pytest.approx(0.1 * 1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["podnet", "afc"])
+def test_the_server_has_the_means_that_nearest_answers_want(small: dict[str, Any], name: str) -> None:
+    federation = grown_federation(name, small, (3, 3), inference="nme", tune_epochs=0)
+    method, model, rows = federation.world.method, federation.server.model, federation.world.train.by_class
+    sent = [method.finish_task(client_of(federation, (3,), {c: rows[c][:4]})) for c in (0, 3)]
+    method.merge(model, [one for one in sent if one], 0, 0)
+    assert model.noted("mean").norm(dim=1).tolist() == pytest.approx([1, 0, 0, 1, 0, 0])
+
+
 def test_old_proxies_are_frozen_and_gradients_clamped_in_the_main_phase(grown: Federation) -> None:
     local = client_of(grown, (3, 4), {})
     [stage] = PODNet().stages(local)
@@ -198,10 +218,3 @@ def test_old_proxies_are_frozen_and_gradients_clamped_in_the_main_phase(grown: F
     every = {name for name, _ in local.model.named_parameters()}
     assert every - trained == {"blocks.0.weight"}
     assert PODNet().fixed(local.model) == {"blocks.0.weight"}
-
-
-def test_a_federation_of_stayers_newcomers_and_single_images_trains(small: dict[str, Any]) -> None:
-    plan = {**small["plan"], "partition": "dirichlet:0.3", "move_on": 0.6, "memory": 3, "clients": 6, "selected": 6}
-    federation = federation_of("podnet", {**small, "plan": plan, "train": {"epochs": 1, "batch": 4}}, tune_epochs=1)
-    lines = [done.line for done in play(federation, Serial())]
-    assert math.isfinite(sum(lines[-1]["losses"].values()))

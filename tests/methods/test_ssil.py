@@ -206,10 +206,3 @@ def test_in_a_run_memories_hold_first_images_and_the_first_task_is_not_distilled
     assert kept
     for c, rows in kept:
         assert rows == federation.world.train.by_class[c][: len(rows)].tolist()
-
-
-def test_a_federation_of_stayers_newcomers_and_single_images_trains(small: dict[str, Any]) -> None:
-    plan = {**small["plan"], "partition": "dirichlet:0.3", "move_on": 0.6, "memory": 3, "clients": 6, "selected": 6}
-    federation = federation_of("ssil", {**small, "plan": plan, "train": {"epochs": 1, "batch": 4}})
-    lines = [done.line for done in play(federation, Serial())]
-    assert math.isfinite(sum(lines[-1]["losses"].values()))

@@ -68,7 +68,10 @@ def prototypes() -> tuple[GradientEncoder, Tensor, Tensor, Tensor]:
     return encoder, torch.from_numpy(drawn).double() / 255, torch.tensor([2, 7, 9]), start
 
 
-def test_batched_equals_image_by_image(prototypes: tuple[GradientEncoder, Tensor, Tensor, Tensor]) -> None:
+def test_batched_equals_image_by_image(
+    prototypes: tuple[GradientEncoder, Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.privacy.reconstruct.TOGETHER", 2)
     encoder, pixels, labels, start = prototypes
     wanted = prototype_gradients(encoder, pixels, labels)
     together, losses = reconstruct(encoder, wanted, labels, start, iterations=15)
