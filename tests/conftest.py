@@ -24,9 +24,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small() -> dict[str, object]:
-    """Settings of a federation with three tasks, newcomers and stayers that trains in a second or two."""
+    """Settings of a federation with three tasks, newcomers and stayers that trains in a second or two; not to be
+    changed."""
     return {
         "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
         "plan": {

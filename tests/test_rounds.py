@@ -3,12 +3,14 @@
 from typing import Any
 
 import pytest
+import torch
 
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.messages import Job
+from holdfast.federation.messages import Job, Reply
+from holdfast.federation.server import average
 from holdfast.rounds import Federation, play
 
 
@@ -22,6 +24,30 @@ class Listening(Serial):
         inboxes = list(inboxes)
         self.jobs.append(inboxes[0].job)
         return super().map(work, states, inboxes)
+
+
+class Keeping(Serial):
+    """Serial, but remembers the last round's replies."""
+
+    def map(self, work: Any, states: Any, inboxes: Any) -> Any:
+        self.replies: list[Reply] = []
+        for outcome in super().map(work, states, inboxes):
+            self.replies.append(outcome[1])
+            yield outcome
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_the_server_averages_as_it_is_told(small: dict[str, Any], weighting: str) -> None:
+    plan = {**small["plan"], "partition": "dirichlet:0.5", "class_share": 1.0}
+    config = load_config({**small, "plan": plan, "train": {**small["train"], "weighting": weighting}})
+    data = load_data(config.data)
+    federation, engine = build_federation(config, data, plan_of(config, data)), Keeping()
+    next(play(federation, engine))
+    replies = [reply for reply in engine.replies if reply.weights]
+    assert len({reply.samples for reply in replies}) > 1
+    expected, other = (average(replies, one) for one in (weighting, {"uniform": "samples"}.get(weighting, "uniform")))
+    assert all(torch.equal(federation.server.weights[name], tensor) for name, tensor in expected.items())
+    assert not all(torch.equal(federation.server.weights[name], tensor) for name, tensor in other.items())
 
 
 def listened(settings: dict[str, Any], **plan: Any) -> tuple[Federation, list[Job], list[dict[str, Any]]]:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,27 @@ def test_plan_is_what_the_run_used(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "run" / "record.jsonl").read_text().splitlines()]
     assert [sent["server"]["down"] for sent in foretold] == [line["bytes"]["server"]["down"] for line in lines]
     assert "Za join" in command("plan", "config.toml", cwd=folder).stdout
+
+
+def test_runs_are_shown_side_by_side_with_a_picture(
+    folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    here, run, picture = request.getfixturevalue("holdfast"), folder / "run", tmp_path / "both.png"
+    code, shown, _ = here("show", run, run, "--markdown", "--picture", picture)
+    assert code == 0
+    assert "| method | seeds |" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "mean (± standard deviation) over seeds" in here("show", run, run)[1]
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    code, _, said = request.getfixturevalue("holdfast")("resume", tmp_path)
+    assert code == 2
+    assert "holds no config.toml; give the folder of a run" in said
+
+
+def test_the_version_is_that_of_the_package(request: pytest.FixtureRequest) -> None:
+    assert request.getfixturevalue("holdfast")("--version")[1].strip() == version("holdfast")
 
 
 def test_methods_and_settings_are_listed(folder: Path) -> None:

@@ -60,6 +60,7 @@ def settings_of(small: dict[str, Any]) -> dict[str, Any]:
     return {**small, "method": {"name": "lga", "detector": "oracle", "iterations": 2, "perturb_steps": 1}}
 
 
+@pytest.fixture(scope="module")
 def tapped(small: dict[str, Any]) -> tuple[Federation, Wiretap]:
     """A federation that has played its rounds, and what was heard of it."""
     config = load_config(settings_of(small))
@@ -69,12 +70,12 @@ def tapped(small: dict[str, Any]) -> tuple[Federation, Wiretap]:
     return federation, tap
 
 
-def test_the_servers_channel_carries_no_share_and_no_encoder(small: dict[str, Any]) -> None:
-    federation, tap = tapped(small)
+def test_the_servers_channel_carries_no_share_and_no_encoder(tapped: tuple[Federation, Wiretap]) -> None:
+    federation, tap = tapped
     assert tap.shares
     assert federation.world.encoder is not None
     heard = tap.heard()
-    secrets = [part for share in tap.shares for part in share.gradient.values()]
+    secrets = [part for share in tap.shares for part in (*share.gradient.values(), share.variance)]
     secrets += list(federation.world.encoder.parameters())
     for secret in secrets:
         assert not known(pieces(secret), heard).any()
@@ -84,8 +85,8 @@ def test_the_servers_channel_carries_no_share_and_no_encoder(small: dict[str, An
     assert not hasattr(federation.server, "encoder")
 
 
-def test_a_share_says_neither_who_nor_which_class(small: dict[str, Any]) -> None:
-    federation, tap = tapped(small)
+def test_a_share_says_neither_who_nor_which_class(tapped: tuple[Federation, Wiretap]) -> None:
+    federation, tap = tapped
     assert federation.world.encoder is not None
     parameters = {name for name, _ in federation.world.encoder.named_parameters()}
     assert tap.shares
