@@ -1,7 +1,6 @@
 """The global server: it grows the head, averages the clients' models and evaluates the result."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +10,6 @@ from holdfast.federation.messages import Reply, Snapshot, Weights
 from holdfast.federation.registry import Registry
 from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.seeding import torch_generator
-
-if TYPE_CHECKING:
-    pass
 
 
 def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:

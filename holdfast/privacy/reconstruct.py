@@ -17,6 +17,7 @@ from holdfast.privacy.encode import Gradients
 SUFFICIENT = 1e-4  # of the decrease that the slope promises (Armijo)
 HALVINGS = 12
 GREY, CONTRAST = 0.5, 0.3  # of the pixels that a smooth start draws
+HISTORY = 20  # steps that L-BFGS remembers
 TOGETHER = 24  # images a pass; many more would not fit into a core's cache
 # Points (M, D) and which of the N functions each is for (M,) -> values (M,), gradients (M, D)
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -75,9 +76,6 @@ def _spectrum(size: int, like: Tensor) -> Tensor:
     """How strong each frequency is in images of things (S, S): it falls with its distance from zero."""
     k = torch.arange(size, dtype=like.dtype, device=like.device)
     return 1 / (1 + (k[:, None] ** 2 + k[None, :] ** 2).sqrt() / 2)
-
-
-HISTORY = 20  # steps that L-BFGS remembers
 
 
 @dataclass
