@@ -1,12 +1,12 @@
 """Guesses about images: with percentages where the method has them, without where it has not."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from holdfast.cli import main
 from holdfast.config import load_config
 from holdfast.models.incremental import ModelSpec, grow_to
 from holdfast.models.stored import read_model, write_model
@@ -39,17 +39,14 @@ def test_a_head_says_how_probable_each_class_is(tmp_path: Path, name: str) -> No
 
 
 def test_the_nearest_mean_says_no_more_than_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]]
 ) -> None:
     image = stored(tmp_path, name="icarl", inference="nme")
     [guess] = predict(tmp_path, [image])
     assert sorted(guess.classes) == ["cat", "dog"]
     assert guess.probabilities is None
-    monkeypatch.setattr("sys.argv", ["holdfast", "predict", str(tmp_path), str(image)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code in (0, None)
-    shown = capsys.readouterr().out
+    code, shown, _ = holdfast("predict", tmp_path, image)
+    assert code == 0
     assert guess.classes[0] in shown
     assert "%" not in shown
 

@@ -50,9 +50,10 @@ def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
         + f", {sum(result.seconds.values()):.1f} s",
     ]
     if any(result.bytes.get("proxy", {}).values()):
+        part = f" ({sent['shares'] / sent['up']:.2%} of the models sent back)" if sent["up"] else ""
         lines.append(
-            f"on the proxy's channel: {sent['teachers']:.1f} MB of teachers, {sent['shares']:.2f} MB of prototypes "
-            f"({sent['shares'] / (sent['up'] or 1):.2%} of the models sent back), {sent['encoder']:.1f} MB of encoders"
+            f"on the proxy's channel: {sent['teachers']:.1f} MB of teachers, {sent['shares']:.2f} MB of prototypes"
+            f"{part}, {sent['encoder']:.1f} MB of encoders"
         )
     found = result.detection
     if found and found["transitions"]:
