@@ -1,0 +1,81 @@
+"""`holdfast run` in one process, with client work that another run has done already taken from a folder:
+`python scripts/run_shared.py FOLDER CONFIG [the flags of holdfast run]`.
+
+Runs that differ in the number of their tasks or in what the proxy does begin alike, and their clients do the same work
+to the bit. A client's outcome is found again by all that it is made of: its state, its
+messages, what has arrived at it, the settings that reach a client, and, if it sends prototypes, how. Only `seconds`
+differ from a run by itself."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from holdfast import cli, experiment
+from holdfast.config import Config, to_tree
+from holdfast.data.images import DataSet
+from holdfast.engines.serial import Serial
+from holdfast.federation.client import ClientWork, Outcome
+from holdfast.federation.local import World
+from holdfast.federation.messages import Inbox, PrototypeShare, Reply, State
+from holdfast.files import write_atomic
+
+PROXYS = ("sbm", "ssa", "iterations", "start", "rate", "snapshots", "augmented", "radius", "omega", "patience")
+PROTOTYPES = ("npb", "capacity", "latent_noise", "perturb_steps", "perturb_rate")
+
+
+class Shared(Serial):
+    """One client after another; what is in the folder is not done again."""
+
+    def __init__(self, folder: Path, config: Config, world: World) -> None:
+        tree = to_tree(config)
+        method = {key: value for key, value in tree["method"].items() if key not in PROXYS + PROTOTYPES}
+        data = {key: value for key, value in tree["data"].items() if key != "classes"}
+        rooms = [config.seed, method, data, tree["plan"]["rounds"], tree["model"], tree["train"], world.memory]
+        self.about = json.dumps(rooms, sort_keys=True)
+        outputs = None if world.encoder is None else sum(tensor.numel() for tensor in world.encoder.parameters())
+        self.prototypes = json.dumps([outputs, *(tree["method"].get(key) for key in PROTOTYPES)])
+        self.folder, self.plan = folder, world.plan
+
+    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        for state, inbox in zip(states, inboxes, strict=True):
+            arrived = self.plan.arrivals[state.client][: self.plan.current(state.client, inbox.job.round) + 1]
+            digest = hashlib.sha256(f"{self.about}{arrived}".encode())
+            for part in (state, inbox.job, inbox.teachers):
+                digest.update(part.to_bytes())
+            plain = self.folder / digest.hexdigest()
+            digest.update(self.prototypes.encode())
+            sharing = self.folder / digest.hexdigest()
+            known = next((place for place in (plain, sharing) if (place / "state").exists()), None)
+            outcome = work(state, inbox) if known is None else _read(known)
+            if known is None:
+                _write(sharing if outcome[2] else plain, outcome)
+            yield outcome
+
+
+def _write(place: Path, outcome: Outcome) -> None:
+    """The state last: where it is, all is."""
+    state, reply, shares = outcome
+    place.mkdir(parents=True, exist_ok=True)
+    for name, part in [("reply", reply), *((f"share{i}", share) for i, share in enumerate(shares)), ("state", state)]:
+        write_atomic(place / name, part.to_bytes())
+
+
+def _read(place: Path) -> Outcome:
+    shares = (PrototypeShare.from_bytes(file.read_bytes()) for file in sorted(place.glob("share*")))
+    state, reply = (place / "state").read_bytes(), (place / "reply").read_bytes()
+    return State.from_bytes(state), Reply.from_bytes(reply), tuple(shares)
+
+
+def main(folder: Path, *flags: str) -> None:
+    def engine(config: Config, data: DataSet, world: World) -> Shared:
+        return Shared(folder, config, world)
+
+    experiment.choose_engine = engine  # type: ignore[assignment]
+    sys.argv = ["holdfast", "run", *flags]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
