@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("protocol", ["glyphs-mini", "tiny-mini"])
+@pytest.mark.parametrize("protocol", ["glyphs-mini", "tiny-mini", "tiny-mini-10"])
 def test_tables_are_those_of_the_records(protocol: str) -> None:
     runs = sorted((ROOT / "docs" / "results" / protocol).iterdir())
     results = [read_result(run) for run in runs]
