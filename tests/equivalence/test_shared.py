@@ -16,7 +16,7 @@ Shared = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "run_shared.
 LGA = {"name": "lga", "iterations": 3, "perturb_steps": 2}
 OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
     "fewer tasks": (2, {}),
-    "another proxy": (3, {"ssa": False}),
+    "another teacher": (3, {"patience": 0}),
     "other prototypes": (3, {"npb": False}),
 }
 
