@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -21,7 +22,7 @@ from holdfast.bench import reconstruct as reconstruct_bench
 from holdfast.cli_data import Json, Root, out, use_root
 from holdfast.cli_data import data as data_commands
 from holdfast.cli_results import compare, export, report, reproduce
-from holdfast.config import Config, describe, load_config, parse_setting, tasks_setting
+from holdfast.config import Config, Metrics, describe, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Run, bytes_of, folder_of, plan_of, run_to_folder
@@ -98,7 +99,7 @@ def run(
     use_root(root)
     chosen = _config(config, method, dataset, tasks, seed, set_)
     folder = folder_of(chosen, out_)
-    _report(_or_stopped(lambda: run_to_folder(chosen, folder), folder), as_json)
+    _report(_or_stopped(lambda: run_to_folder(chosen, folder), folder), chosen.metrics, as_json)
 
 
 @app.command()
@@ -109,7 +110,8 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped or killed; it ends with the same bits as one that was not."""
     use_root(root)
-    _report(_or_stopped(lambda: resume_run(run), run), as_json)
+    done = _or_stopped(lambda: resume_run(run), run)
+    _report(done, _metrics_of(run), as_json)
 
 
 def _or_stopped(work: Callable[[], Run], folder: Path) -> Run:
@@ -120,11 +122,11 @@ def _or_stopped(work: Callable[[], Run], folder: Path) -> Run:
         _stop(f"stopped; what was done is kept. Go on with: holdfast resume {folder}", STOPPED)
 
 
-def _report(done: Run, as_json: bool) -> None:
+def _report(done: Run, metrics: Metrics, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"folder": str(done.folder), **done.result.to_json()}))
         return
-    _show(done.folder, done.result)
+    _show(done.folder, done.result, metrics)
     if not done.fresh:
         out.print("This very run was complete already; delete its folder to run it again.")
     print(f"{done.folder} (picture: {done.folder / 'accuracy.png'})")
@@ -136,6 +138,9 @@ def show(
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
     picture: Annotated[Path | None, typer.Option(help="also draw the curves of all runs into this PNG file")] = None,
+    metrics: Annotated[
+        Metrics | None, typer.Option(help="F1 and recall of a single run; as its config says, if not given")
+    ] = None,
 ) -> None:
     """Print the table of a finished run again, or set several side by side."""
     results = [read_result(run) for run in runs]
@@ -151,7 +156,7 @@ def show(
         for data, some in by_protocol(results).items():
             out.print(rows_table(f"{data}: accuracy in %, mean (± standard deviation) over seeds", *comparison(some)))
     else:
-        _show(runs[0], results[0])
+        _show(runs[0], results[0], metrics or _metrics_of(runs[0]))
 
 
 @app.command()
@@ -318,9 +323,16 @@ def _config(
     return load_config(file, flags)
 
 
-def _show(folder: Path, result: Result) -> None:
+def _metrics_of(folder: Path) -> Metrics:
+    """What the run's own config wants to see; it may be of another version, or left behind."""
+    with suppress(HoldfastError):
+        return load_config(folder / "config.toml").metrics
+    return "whole"
+
+
+def _show(folder: Path, result: Result, metrics: Metrics) -> None:
     out.print(result_table(result))
-    for line in result_lines(result, (read_plan(folder) or {}).get("clients", ())):
+    for line in result_lines(result, (read_plan(folder) or {}).get("clients", ()), metrics):
         out.print(line, highlight=False)
 
 

@@ -20,6 +20,7 @@ from holdfast.models import BACKBONES
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Metrics = Literal["whole", "batchwise128"]
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -140,6 +141,11 @@ class Config:
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(
         2021, "of the plan, the initial weights, batches and augmentation"
     )
+    metrics: Metrics = _setting(
+        "whole",
+        "F1 and recall that are shown of a run: whole (over the whole test set), or batchwise128 (beside them those "
+        "averaged over batches of 128, as the paper's can only have been made); both are always recorded",
+    )
     data: DataSettings = Field(default_factory=DataSettings)
     plan: PlanSettings = Field(default_factory=PlanSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -179,7 +185,7 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     return _build_config(_overlay(_overlay(tree, own.get(str(name), {})), flags))
 
 
-BATCHWISE = "every run records F1 and recall both ways: see them with 'holdfast compare --measure f1-batchwise128'"
+TOP = ("seed", "metrics")  # settings outside of the rooms
 
 
 def _build_config(tree: Mapping[str, Any]) -> Config:
@@ -192,9 +198,8 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     method: Method = _build("method", METHODS[name], method_fields)
     rooms = {room: _build(room, kind, _table(room, rest.pop(room, {}))) for room, kind in ROOMS.items()}
     for key in rest:
-        if key != "seed":
-            hint = BATCHWISE if key == "metrics" else nearest(key, ["seed", "method", *ROOMS])
-            raise HoldfastError(f"unknown setting {key!r}; {hint}")
+        if key not in TOP:
+            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, [*TOP, 'method', *ROOMS])}")
     config: Config = _build("", Config, {"method": method, **rooms, **rest})
     return _resolve(config)
 
@@ -228,7 +233,8 @@ def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
 
 def to_tree(config: Config) -> dict[str, Any]:
     """The config as nested plain values, without what was left open."""
-    tree: dict[str, Any] = {"seed": config.seed, "method": {"name": config.method.name, **_given(config.method)}}
+    tree: dict[str, Any] = {key: getattr(config, key) for key in TOP}
+    tree["method"] = {"name": config.method.name, **_given(config.method)}
     return {**tree, **{room: _given(getattr(config, room)) for room in ROOMS}}
 
 
@@ -238,10 +244,12 @@ def _given(settings: Any) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The config as a TOML file that `load_config` reads back."""
-    lines = [f"seed = {config.seed}"]
-    for room, table in to_tree(config).items():
-        if isinstance(table, dict):
-            lines += ["", f"[{room}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    lines = []
+    for name, value in to_tree(config).items():
+        if isinstance(value, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(inner)}" for key, inner in value.items())]
+        else:
+            lines.append(f"{name} = {_toml(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -268,7 +276,7 @@ def tasks_setting(text: str) -> tuple[str, Any]:
 
 def describe() -> list[tuple[str, str, str]]:
     """Every setting: its dotted name, its default, what it is."""
-    rows = [("seed", "2021", str(dict(_fields(Config))["seed"].description))]
+    rows = [(key, _toml(info.default), str(info.description)) for key, info in _fields(Config) if key in TOP]
     for room, kind in ROOMS.items():
         for key, info in _fields(kind):
             default = "(preset)" if key in PRESET else "" if info.default is None else _toml(info.default)

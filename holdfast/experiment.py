@@ -240,8 +240,8 @@ def run_name(config: Config) -> str:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """All that decides a run's result: everything but where it is computed."""
-    return {room: values for room, values in to_tree(config).items() if room != "run"}
+    """All that decides a run's result: everything but where it is computed and what is shown of it."""
+    return {room: values for room, values in to_tree(config).items() if room not in ("run", "metrics")}
 
 
 def _digest(tree: dict[str, Any]) -> str:

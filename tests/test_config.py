@@ -46,7 +46,8 @@ def test_what_is_not_given_comes_from_the_preset_and_the_data_set() -> None:
 
 def test_the_written_config_is_read_back_as_it_was(tmp_path: Path) -> None:
     settings = [("plan.order", ['a "quoted" name', "ü\x7f", "🐭"]), ("plan.tasks", [1, 2]), ("method.replay", True)]
-    config = load_config(None, settings)
+    config = load_config(None, [*settings, ("seed", 5), ("metrics", "batchwise128")])
+    assert (config.seed, config.metrics) == (5, "batchwise128")
     assert load_config(write(tmp_path, to_toml(config))) == config
 
 

@@ -174,7 +174,15 @@ def _together(data: str, results: Sequence[Result]) -> str:
 
 def _details(view: View, name: str, is_open: bool) -> str:
     """Everything about one run, which is called as in the table of all; its folder tells it from any other."""
-    parts = [_matrix(view), _forgetting(view), _fairness(view), _detector(view), _bytes(view), _seconds(view)]
+    parts = [
+        _matrix(view),
+        _scores(view),
+        _forgetting(view),
+        _fairness(view),
+        _detector(view),
+        _bytes(view),
+        _seconds(view),
+    ]
     parts += [_confusion(view), _pictures(view), _config(view)]
     inner = "".join(part for part in parts if part)
     state = " open" if is_open else ""
@@ -200,6 +208,23 @@ def _matrix(view: View) -> str:
     note = f"<p class=note>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</p>"
     inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return _section("Accuracy matrix", f'{note}<div class="scroll"><table>{inner}</table></div>')
+
+
+def _scores(view: View) -> str:
+    """After each task; the batchwise ones where the run's config asks for them."""
+    result, words = view.result, {"macro_f1": "macro F1", "macro_recall": "macro recall"}
+    recorded = result.curves or {}
+    if view.config.get("metrics") == "batchwise128":
+        words |= {f"{key}_batchwise128": f"{word[6:]} by batches" for key, word in list(words.items())}
+    curves = {word: recorded[key] for key, word in words.items() if key in recorded}
+    seen = accumulate(result.task_sizes)
+    rows = [
+        [str(t + 1), str(classes), percent(result.accuracy_after_task[t]), *(percent(c[t]) for c in curves.values())]
+        for t, classes in enumerate(seen)
+    ]
+    caption = "In % on all classes seen by then, after each task."
+    head = ["task", "classes seen", "accuracy", *curves]
+    return _section("F1 and recall", _table(caption, head, rows, "scores.csv")) if curves else ""
 
 
 def _forgetting(view: View) -> str:

@@ -35,7 +35,7 @@ def result_table(result: Result) -> Table:
     return table
 
 
-def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
+def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "whole") -> list[str]:
     """The headline numbers in words; `clients` are the clients' names, where they have any."""
     worst = int(result.worst_client["client"])
     groups = ", ".join(f"{GROUPS[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
@@ -49,6 +49,8 @@ def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
         + (f" and {sent['extras']:.2f} MB of extras" if sent.get("extras") else "")
         + f", {sum(result.seconds.values()):.1f} s",
     ]
+    if metrics == "batchwise128":
+        lines.insert(1, _batchwise_line(result))
     if any(result.bytes.get("proxy", {}).values()):
         part = f" ({sent['shares'] / sent['up']:.2%} of the models sent back)" if sent["up"] else ""
         lines.append(
@@ -63,6 +65,14 @@ def result_lines(result: Result, clients: Sequence[str] = ()) -> list[str]:
             f"{found['client_rounds']:.0f} client-rounds"
         )
     return lines
+
+
+def _batchwise_line(result: Result) -> str:
+    curves = result.curves or {}
+    if "macro_f1_batchwise128" not in curves:
+        return "averaged over batches of 128: not recorded by the version that made this run"
+    f1, recall = (percent(curves[f"{name}_batchwise128"][-1]) for name in ("macro_f1", "macro_recall"))
+    return f"averaged over batches of 128, as the paper's can only have been: F1 {f1}, recall {recall}"
 
 
 def by_protocol(results: Iterable[Result]) -> dict[str, list[Result]]:

@@ -170,10 +170,12 @@ def test_a_finished_run_is_not_computed_again(folder: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (folder / "run").iterdir()} == before
 
 
-def test_where_it_is_computed_does_not_make_it_another_run(folder: Path) -> None:
-    again = command("run", "config.toml", "--seed", "3", "--out", "run", "--set", "run.device=cpu", cwd=folder)
+@pytest.mark.parametrize("setting", ["run.device=cpu", "metrics=batchwise128"])
+def test_where_it_is_computed_and_what_is_shown_do_not_make_it_another_run(folder: Path, setting: str) -> None:
+    again = command("run", "config.toml", "--seed", "3", "--out", "run", "--set", setting, cwd=folder)
     assert again.returncode == 0, again.stderr
     assert "complete already" in again.stdout
+    assert ("averaged over batches of 128" in again.stdout) == setting.startswith("metrics")
 
 
 def test_two_processes_do_not_write_to_one_folder(folder: Path) -> None:
@@ -198,6 +200,8 @@ def test_show_prints_the_table_and_json(folder: Path) -> None:
     shown = command("show", "run", cwd=folder)
     assert shown.returncode == 0
     assert "fedavg replay on glyphs, seed 3" in shown.stdout
+    assert "batches of 128" not in shown.stdout
+    assert "batches of 128" in command("show", "run", "--metrics", "batchwise128", cwd=folder).stdout
     result = json.loads(command("show", "run", "--json", cwd=folder).stdout)
     assert result == read_result(folder / "run").to_json()
 

@@ -161,6 +161,7 @@ def test_every_section_is_there(page: Page, result: Result) -> None:
         "Accuracy on glyphs",
         f"{result.method}, seed 1",
         "Accuracy matrix",
+        "F1 and recall",
         "Forgetting",
         "Who is left behind?",
         "Detector",
@@ -199,6 +200,24 @@ def test_the_matrix(page: Page, result: Result) -> None:
     assert [float(v) for v in page.csv["accuracy.csv"][1][2:]] == pytest.approx(
         [100 * value for value in result.accuracy_after_task], abs=0.005
     )
+
+
+def test_f1_and_recall_and_beside_them_the_batchwise_ones_where_the_config_wants_them(
+    page: Page, result: Result, run: Path, tmp_path: Path
+) -> None:
+    curves = result.curves or {}
+    right = [result.accuracy_after_task, curves["macro_f1"], curves["macro_recall"]]
+    rows = list(zip("123", "246", *map(percents, right), strict=True))
+    assert [tuple(row) for row in page.table("In % on all classes seen by then")] == rows
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "config.toml").write_text('metrics = "batchwise128"\n[method]\nname = "lga"\n')
+    batchwise = [[0.3, 0.2, 0.11], [0.31, 0.22, 0.13]]  # so few test images are one batch, of which both are the same
+    names = ("macro_f1_batchwise128", "macro_recall_batchwise128")
+    write_result(tmp_path / "run", replace(result, curves={**curves, **dict(zip(names, batchwise, strict=True))}))
+    both = Page(written(tmp_path / "report.html", tmp_path / "run"))
+    assert both.csv["scores.csv"][0][3:] == ["macro F1", "macro recall", "F1 by batches", "recall by batches"]
+    expected = list(zip("123", "246", *map(percents, [*right, *batchwise]), strict=True))
+    assert [tuple(row) for row in both.table("In % on all classes seen by then")] == expected
 
 
 def test_forgetting(page: Page, result: Result) -> None:

@@ -67,6 +67,16 @@ def test_a_result_task_by_task() -> None:
     assert "; worst: west with 10.0" in " ".join(result_lines(result(), ["north", "south", "east", "west"]))
 
 
+def test_batchwise_f1_and_recall_stand_beside_the_right_ones_where_they_are_wanted() -> None:
+    curves = {"macro_f1_batchwise128": [0.3, 0.0712], "macro_recall_batchwise128": [0.3, 0.0823]}
+    plain = result_lines(result(curves=curves))
+    first, batchwise, *rest = result_lines(result(curves=curves), metrics="batchwise128")
+    assert [first, *rest] == plain
+    assert "macro F1 40.0, macro recall 50.0" in first
+    assert batchwise.endswith("F1 7.1, recall 8.2")
+    assert "not recorded" in result_lines(result(), metrics="batchwise128")[1]
+
+
 def test_seeds_are_averaged_and_counted_once() -> None:
     runs = [result(), result(), result(seed=2, average_accuracy=0.8, accuracy_after_task=[1.0, 0.6])]
     columns, [row] = comparison(runs)
