@@ -175,12 +175,14 @@ def reproduce(
         known = known_runs(runs, needs)
         found = {
             one: Found(tuple(there), tuple(read_result(folder) for folder in there))
-            for one in chosen.experiments
+            for one in chosen.wanted(scale, known_methods)
             if (there := [known[n] for n in (run_name(config_of(one, scale, s)) for s in numbers) if n in known])
         }
         command = f"holdfast reproduce {name} --scale {scale}{same}"
         options = (f" --methods {shlex.quote(methods)}" if methods else "") + (" --show" if show else "")
-        page, draw, numbers_csv = page_of(chosen, scale, found, f"{command}{options}", f"{command} --methods all")
+        page, draw, numbers_csv = page_of(
+            chosen, scale, found, numbers, f"{command}{options}", f"{command} --methods all"
+        )
         to.mkdir(parents=True, exist_ok=True)
         stem = chosen.stem(scale)
         write_atomic(to / f"{stem}.md", page.encode())

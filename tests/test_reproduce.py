@@ -171,7 +171,8 @@ def pretend(folder: Path, one: Experiment, seed: int, curve: list[float]) -> Non
     other = {"macro_f1": [value / 2 for value in curve], "macro_recall": [value / 4 for value in curve]}
     other |= {f"{name}_batchwise128": [BATCHWISE * value for value in curve] for name in list(other)}
     real = read_result(committed()[run_name(config_of(LGA, "mini", 2021))])
-    write_result(where, replace(real, seed=seed, accuracy_after_task=curve, curves=other))
+    changed = {"accuracy_after_task": curve, "average_accuracy": mean(curve), "curves": other}
+    write_result(where, replace(real, seed=seed, **changed))
 
 
 def test_a_table_has_our_figures_beside_the_published_ones(command: Command, tmp_path: Path) -> None:
@@ -255,7 +256,12 @@ def test_orders(command: Command, tmp_path: Path) -> None:
     for k, one in enumerate(ITEMS["table12"].experiments):
         pretend(tmp_path / "runs", one, 1, [k / 100] * one.tasks)
     assert command("table12", "--show", "--seeds", "1")[0] == 0
-    rows = rows_of((tmp_path / "pages" / "table12.md").read_text())
+    pretend(tmp_path / "runs", Experiment("cifar100", 5, "lga"), 2, [1.0] * 5)
+    assert command("table12", "--show", "--seeds", "1,2")[0] == 0  # a seed that only one order has
+    page = (tmp_path / "pages" / "table12.md").read_text()
+    assert "| T = 5 (seed 1) | T = 10 (seed 1) | T = 20 (seed 1) |" in page
+    assert "scale mini; seeds 1, 2 (T = 5); 1 (T = 10); 1 (T = 20)." in page
+    rows = rows_of(page)
     names = {1: "order 1 (the data set's)", 2: "order 2 (random:2)", 3: "order 3 (random:3)"}
     assert [(row[0], row[1]) for row in rows] == [(names[order], method) for order, method in paper.ORDERS]
     theirs = [value for line in paper.ORDERS.values() for value in line.values()]
@@ -357,6 +363,45 @@ def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, t
     assert json.loads(command("table10", "--scale", "paper", "--json")[1]) == {"pages": ["pages/table10-paper.md"]}
     assert (tmp_path / "pages" / "table10.md").read_text() == mini
     assert "## table10 at the published scale: " in (tmp_path / "pages" / "table10-paper.md").read_text()
+
+
+def test_a_page_says_what_the_methods_were_run_with(command: Command, tmp_path: Path) -> None:
+    assert command("table1", "--show", "--runs", RESULTS)[0] == 0
+    [glyphs, photographs] = re.findall(r"^- (.*)$", (tmp_path / "pages" / "table1.md").read_text(), re.MULTILINE)
+    assert glyphs.startswith(
+        "CIFAR-100, T = 5: 12 clients and 4 more in each task, 5 selected a round, 6 rounds of 2 epochs"
+    )
+    assert "60 % of a task's classes a client, 100 exemplars a client, convnet. replay: lr 0.1; icarl: in" in glyphs
+    assert "; icarl: inference=nme, lr 2; bic: lr 0.1; " in glyphs
+    assert glyphs.endswith("lga w/o psr: lr 1; lga: lr 1.")
+    assert photographs.startswith("MiniImageNet, T = 5: ")
+    assert "200 exemplars a client, convnet. replay: lr 0.05;" in photographs
+
+
+def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does_not_name(
+    command: Command, tmp_path: Path
+) -> None:
+    for tasks in (5, 10):
+        pretend(tmp_path / "runs", Experiment("mini-imagenet", tasks, "lga"), 1, [0.5] * tasks)
+    assert command("fig7", "--show", "--seeds", "1")[0] == 0
+    page = (tmp_path / "pages" / "fig7.md").read_text()
+    assert "Not run here: lga w/o npb, lga w/o sbm, lga w/o ssa; `holdfast reproduce fig7 " in page
+    rows = list(csv.reader((tmp_path / "pages" / "fig7.csv").read_text().splitlines()))
+    assert {row[2] for row in rows[1:]} == {"5"}
+
+
+def test_traffic_is_that_of_the_seeds_asked_for(command: Command, tmp_path: Path) -> None:
+    found = []
+    for seeds in ("2021", "2022", "2021,2022"):
+        assert command("table10", "--scale", "paper", "--seeds", seeds)[0] == 0
+        rows = list(csv.reader((tmp_path / "pages" / "table10-paper.csv").read_text().splitlines()))
+        found.append(float(rows[2][1]))
+        assert (
+            f"plans of seed{'s' * (',' in seeds)} {seeds.replace(',', ', ')}"
+            in (tmp_path / "pages" / "table10-paper.md").read_text()
+        )
+    assert found[0] != found[1]
+    assert found[2] == pytest.approx(mean(found[:2]))
 
 
 def test_a_page_says_with_which_options_it_was_made_and_what_is_missing(command: Command, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from holdfast.config import Config
 from holdfast.experiment import bytes_of
 from holdfast.federation.traffic import by_task
 from holdfast.files import write_atomic
@@ -154,25 +155,46 @@ def _advantage(reference: Found | None, found: Found | None, measure: str) -> st
 
 
 def orders_markdown(scale: Scale, runs: Runs) -> str:
+    """Orders are compared over the seeds that all of a column's runs have."""
+    shared = {
+        tasks: _common_seeds([found for one, found in runs.items() if one.tasks == tasks]) for tasks in (5, 10, 20)
+    }
     rows = []
     for order, method in paper.ORDERS:
         cells = []
         for tasks, theirs in paper.ORDERS[order, method].items():
             found = runs.get(Experiment("cifar100", tasks, method, order=order))
-            ours = spread([mean(curve) for curve in found.curves("accuracy")]) if found else "-"
-            cells.append(_beside(ours, theirs))
+            ours = (
+                [result.average_accuracy for result in found.results if result.seed in shared[tasks]] if found else []
+            )
+            cells.append(_beside(spread(ours) if ours else "-", theirs))
         rows.append([f"order {order} ({ORDER_NAMES[order]})", method, *cells])
     where = TITLES["cifar100"] if scale == "paper" else "CIFAR-100: glyphs, tasks of 5 classes"
-    table = [["", "", "T = 5", "T = 10", "T = 20"], ["---", "---", "---:", "---:", "---:"], *rows]
+    table = [
+        ["", "", *(f"T = {t}{_of_seeds(seeds)}" for t, seeds in shared.items())],
+        ["---"] * 2 + ["---:"] * 3,
+        *rows,
+    ]
     body = "\n".join("| " + " | ".join(row) + " |" for row in table)
     return f"**{where}; average accuracy in %**\n\n{body}\n"
 
 
-def traffic_lines(scale: Scale) -> list[tuple[str, float, float | None]]:
-    """Table 10, by arithmetic; at the published scale too, because no image is needed for it."""
-    config = config_of(Experiment("cifar100", 10, "lga"), scale, paper.SEEDS[0])
-    data, plan = plan_without_images(config)
-    totals = by_task(plan, bytes_of(config, data, plan))
+def _common_seeds(found: Sequence[Found]) -> list[int]:
+    every = [{result.seed for result in one.results} for one in found]
+    return sorted(set.intersection(*every)) if every else []
+
+
+def _of_seeds(seeds: Sequence[int]) -> str:
+    return f" (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})" if seeds else ""
+
+
+def traffic_lines(scale: Scale, seeds: Sequence[int]) -> list[tuple[str, float, float | None]]:
+    """Table 10, by arithmetic from the plans of these seeds; at the published scale too, because no image is needed."""
+    totals: list[Mapping[str, int]] = []
+    for seed in seeds:
+        config = config_of(Experiment("cifar100", 10, "lga"), scale, seed)
+        data, plan = plan_without_images(config)
+        totals += by_task(plan, bytes_of(config, data, plan))
     words = {
         "up": ("models sent back", paper.COST["models"]),
         "shares": ("prototypes' gradients to the proxy", paper.COST["proxy"]),
@@ -264,33 +286,73 @@ NOTES = {
 
 
 def page_of(
-    item: Item, scale: Scale, runs: Runs, command: str, whole: str
+    item: Item, scale: Scale, runs: Runs, seeds: Sequence[int], command: str, whole: str
 ) -> tuple[str, Callable[[Path], None] | None, str | None]:
     """A Markdown page, what draws its picture, and its numbers as CSV; `command` made it, `whole` runs the rest."""
-    seeds = sorted({result.seed for found in runs.values() for result in found.results})
-    options = f"scale {scale}; seeds {', '.join(map(str, seeds)) or 'none'}"
-    where = "" if scale == "mini" else " at the published scale"
-    heading = f"## {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`."
+    table, draws, numbers = item.name.startswith("table"), None, as_csv(curve_rows(item, scale, runs))
+    notes = ["In brackets: as published."] if table else [NOTES[item.name]]
     if item.name == "table10":
-        lines = traffic_lines(scale)
-        page = f"{heading} In brackets: as published.\n\n{traffic_markdown(scale, lines)}"
-        return page, None, as_csv([["what", "MB a task", "published"], *lines])
+        lines = traffic_lines(scale, seeds)
+        body, numbers = traffic_markdown(scale, lines), as_csv([["what", "MB a task", "published"], *lines])
+        options = f"scale {scale}; plans of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    else:
+        options = f"scale {scale}; {_seeds(runs)}"
     if item.name == "table12":
-        page = f"{heading} In brackets: as published.\n\n{orders_markdown(scale, runs)}"
-        return page, None, as_csv(curve_rows(item, scale, runs))
-    if item.name.startswith("table"):
+        body = orders_markdown(scale, runs)
+    elif table and item.experiments:
         body = "\n".join(block_markdown(block) for block in blocks_of(item, scale, runs))
-        missing = _missing(item, scale, runs)
-        rest = f"\nNot run here: {', '.join(missing)}; `{whole}`.\n" if missing else ""
-        note = f" {BATCHES}" if item.name in ("table9", "table11") else ""
-        page = f"{heading} In brackets: as published.{note}{_shared(item, scale)}\n\n{body}{rest}"
-        return page, None, as_csv(curve_rows(item, scale, runs))
-    draws = _drawing(item, runs)
-    stands = "" if scale == "paper" else _stand_ins(item)
-    picture = f"![{item.title}]({item.stem(scale)}.png)" if draws else "Nothing has been run for it yet."
-    page = f"{heading} {NOTES[item.name]}{stands}\n\n{picture}\n"
-    rows = None if item.name == "fig5" else as_csv(curve_rows(item, scale, runs))
-    return page, draws, rows
+        notes += [BATCHES] * (item.name in ("table9", "table11")) + _shared(item, scale)
+    elif not table:
+        draws = _drawing(item, runs)
+        notes += [] if scale == "paper" else [_stand_ins(item)]
+        body = f"![{item.title}]({item.stem(scale)}.png)\n" if draws else "Nothing has been run for it yet.\n"
+    where = "" if scale == "mini" else " at the published scale"
+    heading = f"## {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`. {' '.join(notes)}"
+    missing = _missing(item, scale, runs)
+    rest = f"\nNot run here: {', '.join(missing)}; `{whole}`.\n" if missing else ""
+    page = f"{heading}\n\n{body}{_options(item, scale, runs)}{rest}"
+    return page, draws, None if item.name == "fig5" else numbers
+
+
+def _seeds(runs: Runs) -> str:
+    """Of the runs of each number of tasks, where these differ; a table has their number in each line."""
+    groups: dict[int, set[int]] = {}
+    for one, found in runs.items():
+        groups.setdefault(one.tasks, set()).update(result.seed for result in found.results)
+    words = {tasks: ", ".join(map(str, sorted(seeds))) for tasks, seeds in sorted(groups.items())}
+    if len(set(words.values())) > 1:
+        return "seeds " + "; ".join(f"{text} (T = {tasks})" for tasks, text in words.items())
+    return f"seeds {next(iter(words.values()), 'none')}"
+
+
+def _options(item: Item, scale: Scale, runs: Runs) -> str:
+    """What the runs were made with, as far as the page does not say it elsewhere: the federation, and each method's own
+    settings; once for all parts of the page that have the same."""
+    parts: dict[str, tuple[str, dict[str, None]]] = {}
+    for one in item.experiments:
+        if one in runs:
+            config = config_of(one, scale, 0)
+            spec = config.method.label.split(" ", 1)[1:] if one.method == config.method.name else []
+            _, methods = parts.setdefault(f"{TITLES[one.dataset]}, T = {one.tasks}", (_federation(one, config), {}))
+            methods[f"{one.method}: {', '.join([*spec, f'lr {config.train.lr:g}'])}"] = None
+    alike: dict[str, list[str]] = {}
+    for where, (federation, methods) in parts.items():
+        alike.setdefault(f"{federation}. {'; '.join(methods)}.", []).append(where)
+    lines = [f"- {'; '.join(places)}: {text}\n" for text, places in alike.items()]
+    return "\nOptions (all others are as `holdfast settings` lists them):\n\n" + "".join(lines) if lines else ""
+
+
+def _federation(one: Experiment, config: Config) -> str:
+    plan, train = config.plan, config.train
+    words = [
+        f"{plan.clients} clients and {plan.join_per_task} more in each task",
+        f"{plan.selected} selected a round",
+        f"{plan.rounds} rounds of {train.epochs} epochs a task in batches of {train.batch}",
+        *([f"{100 * plan.class_share:.0f} % of a task's classes a client"] if one.share is None else []),
+        *([f"{plan.memory} exemplars a client"] if one.memory is None else []),
+        config.model.name,
+    ]
+    return ", ".join(words)
 
 
 def _missing(item: Item, scale: Scale, runs: Runs) -> list[str]:
@@ -314,22 +376,24 @@ def _within(one: Experiment, others: Sequence[Experiment]) -> str:
         "tasks": f"T = {one.tasks}",
         "share": f"{one.share} % of classes",
         "memory": f"memory {one.memory}",
+        "order": f"order {one.order}",
     }
     return ", ".join(text for key, text in facts.items() if len({getattr(other, key) for other in others}) > 1)
 
 
-def _shared(item: Item, scale: Scale) -> str:
+def _shared(item: Item, scale: Scale) -> list[str]:
     """Two data sets that the same images stand in for."""
-    twins = {"table4": "table5", "table5": "table4", "table7": "table8", "table8": "table7"}
+    twins = {"table1": "table2", "table2": "table1", "table4": "table5", "table5": "table4"}
+    twins |= {"table7": "table8", "table8": "table7"}
     if scale == "paper" or item.name not in twins:
-        return ""
-    return f" The same images stand in for MiniImageNet and TinyImageNet: {twins[item.name]} has the same runs."
+        return []
+    return [f"The same images stand in for MiniImageNet and TinyImageNet: {twins[item.name]} has the same runs."]
 
 
 def _stand_ins(item: Item) -> str:
     wanted = [one for one in item.experiments if one.tasks in item.mini_tasks]
     pairs = dict.fromkeys(f"{TITLES[one.dataset]}, T = {one.tasks}: {stand_in(one).about}" for one in wanted)
-    return f" Stand-in data: {'; '.join(pairs)}."
+    return f"Stand-in data: {'; '.join(pairs)}."
 
 
 def _drawing(item: Item, runs: Runs) -> Callable[[Path], None] | None:

@@ -4,6 +4,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
@@ -147,8 +148,21 @@ def test_the_configs_have_the_settings_of_the_paper(dataset: str, method: str) -
     for room in ("plan", "model", "train"):
         assert {key: getattr(getattr(config, room), key) for key in COMMON[room]} == COMMON[room]
     preset = config.method.preset
-    own = {"lr": preset.lr, "schedule": preset.schedule, **COMMON["for"].get(method, {"train": {}})["train"]}
+    published = COMMON["for"].get(method, {})
+    own = {"lr": preset.lr, "schedule": preset.schedule, **published.get("train", {})}
     assert {key: getattr(config.train, key) for key in own} == own
+    assert {key: getattr(config.method, key) for key in published.get("method", {})} == published.get("method", {})
+
+
+@pytest.mark.parametrize("dataset", DATA_SETS)
+def test_lga_detects_and_reconstructs_at_the_published_scale_as_its_text_has_it(dataset: str) -> None:
+    ours, literal = (
+        asdict(load_config(CONFIGS / f"{dataset}.toml", [("method.name", name)]).method)
+        for name in ("lga", "lga_paper")
+    )
+    assert {key for key in ours if ours[key] != literal[key]} == {"form", "sd"}
+    glfc = load_config(CONFIGS / f"{dataset}.toml", [("method.name", "glfc")]).method
+    assert (glfc.detector, glfc.patience) == ("fixed", 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
