@@ -5,7 +5,6 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -32,7 +31,7 @@ from holdfast.methods import METHODS
 from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves, phases_bar
-from holdfast.results.record import Result, read_plan, read_result
+from holdfast.results.record import Result, read_config, read_plan, read_result
 from holdfast.results.tables import (
     by_protocol,
     comparison,
@@ -42,6 +41,7 @@ from holdfast.results.tables import (
     result_lines,
     result_table,
     rows_table,
+    told_apart,
     traffic_table,
 )
 
@@ -144,6 +144,8 @@ def show(
 ) -> None:
     """Print the table of a finished run again, or set several side by side."""
     results = [read_result(run) for run in runs]
+    if len(runs) > 1 and not as_json:
+        results = told_apart(results, [read_config(run) for run in runs])
     if picture:
         comparison_curves(results, picture)
     if as_json:
@@ -324,10 +326,9 @@ def _config(
 
 
 def _metrics_of(folder: Path) -> Metrics:
-    """What the run's own config wants to see; it may be of another version, or left behind."""
-    with suppress(HoldfastError):
-        return load_config(folder / "config.toml").metrics
-    return "whole"
+    """What the run's own config wants to see."""
+    config = read_config(folder)
+    return config.metrics if config else "whole"
 
 
 def _show(folder: Path, result: Result, metrics: Metrics) -> None:

@@ -58,7 +58,11 @@ def _write(place: Path, outcome: Outcome) -> None:
     """The state last: where it is, all is."""
     state, reply, shares = outcome
     place.mkdir(parents=True, exist_ok=True)
-    for name, part in [("reply", reply), *((f"share{i}", share) for i, share in enumerate(shares)), ("state", state)]:
+    for name, part in [
+        ("reply", reply),
+        *((f"share{i:04d}", share) for i, share in enumerate(shares)),
+        ("state", state),
+    ]:
         write_atomic(place / name, part.to_bytes())
 
 

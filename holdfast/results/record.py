@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from holdfast.config import Config, load_config
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
 
@@ -127,6 +128,13 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
         return plan
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(folder / "plan.json", error) from error
+
+
+def read_config(folder: Path) -> Config | None:
+    """The run's config; nothing where it was left behind, or is of another version."""
+    with suppress(HoldfastError):
+        return load_config(folder / "config.toml")
+    return None
 
 
 def write_result(folder: Path, result: Result) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -20,8 +20,8 @@ from PIL import Image
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.results import comparison, metrics, svg
-from holdfast.results.record import Result, damaged, read_plan, read_record, read_result
-from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, shape
+from holdfast.results.record import Result, damaged, read_config, read_plan, read_record, read_result
+from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, shape, told_apart
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 MANY = 200  # classes, of which all pairs would make the page too large
@@ -58,8 +58,10 @@ def write_report(folders: Sequence[Path], file: Path) -> list[Path]:
     views: dict[tuple[str, int], View] = {}
     for view in map(read_view, runs_in(folders)):
         views.setdefault((view.result.experiment, view.result.seed), view)
-    write_atomic(file, page(list(views.values())).encode())
-    return [view.folder for view in views.values()]
+    once = list(views.values())
+    named = told_apart([view.result for view in once], [read_config(view.folder) for view in once])
+    write_atomic(file, page([replace(view, result=result) for view, result in zip(once, named, strict=True)]).encode())
+    return [view.folder for view in once]
 
 
 def runs_in(folders: Sequence[Path]) -> list[Path]:
@@ -111,7 +113,7 @@ def _headlines(results: Sequence[Result], data: str) -> str:
     experiments: dict[str, list[Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, []).append(result)
-    fair = [some for some in experiments.values() if some[0].method != "joint"]  # which is the ceiling
+    fair = [some for some in experiments.values() if some[0].method.split()[0] != "joint"]  # which is the ceiling
     best = max(fair or experiments.values(), key=lambda some: mean(r.average_accuracy for r in some))
     sent = mean(sum(sum(ways.values()) for ways in r.bytes.values()) for r in best) / 1e6
     lost = [r.forgetting for r in best if r.forgetting is not None]
@@ -200,9 +202,9 @@ def _matrix(view: View) -> str:
         cells += ["<td></td>"] * (len(seen) - len(row))
         cells.append(f'<td class="n"><b>{percent(result.accuracy_after_task[t])}</b></td>')
         rows.append(f'<tr><th scope="row" class="n">{t + 1}</th>{"".join(cells)}</tr>')
-    numbers = [
-        ["after task", *range(1, len(seen) + 1)],
-        *([t + 1, *row] for t, row in enumerate(result.accuracy_matrix)),
+    numbers: list[list[object]] = [
+        ["after task", *(f"task {t + 1} in %" for t in range(len(seen)))],
+        *([t + 1, *(round(100 * value, 2) for value in row)] for t, row in enumerate(result.accuracy_matrix)),
     ]
     top = "".join(f'<th scope="col" class="n">{word}</th>' for word in head)
     note = f"<p class=note>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</p>"

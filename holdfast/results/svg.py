@@ -81,7 +81,8 @@ def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequen
         shade = colour(shades[i] if shades else 0)
         parts.append(_name(name))
         parts.append(f'<i style="width:{100 * abs(value) / most:.1f}%;background:{shade}"></i>')
-        parts.append(f"<span>{escape(f'{value:.4g}{unit}')}</span>")
+        number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        parts.append(f"<span>{number}{escape(unit)}</span>")
     return f'<div class="bars" role="img" aria-label="{escape(label, quote=True)}">{"".join(parts)}</div>'
 
 

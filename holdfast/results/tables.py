@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import accumulate
 from statistics import mean, stdev
 
@@ -10,6 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from holdfast.config import Config
 from holdfast.data.schedule import Plan
 from holdfast.results.metrics import forgotten
 from holdfast.results.record import Result
@@ -100,6 +102,37 @@ def names_of(results: Iterable[Result]) -> dict[str, str]:
     methods = {result.experiment: result.method for result in results}
     several = Counter(methods.values())
     return {key: method if several[method] == 1 else f"{method} #{key}" for key, method in methods.items()}
+
+
+def told_apart(results: Sequence[Result], configs: Sequence[Config | None]) -> list[Result]:
+    """The results, with names that say wherein experiments of one table differ beyond their methods: in settings of the
+    data, the plan or the network; of one method, in those of its training. None: a config that cannot be had."""
+    settings = {result.experiment: _settings(config) for result, config in zip(results, configs, strict=True)}
+    words: dict[str, list[str]] = {experiment: [] for experiment in settings}
+    for some in by_protocol(results).values():
+        labels = {result.experiment: result.method for result in some}
+        known = [experiment for experiment in labels if settings[experiment]]
+        alike = [[e for e in known if labels[e] == label] for label in dict.fromkeys(labels.values())]
+        for rooms, groups in ((("data", "plan", "model"), [known]), (("train",), alike)):
+            for group in groups:
+                for key in settings[group[0]] if group else ():
+                    if key[0] in rooms and len({repr(settings[one][key]) for one in group}) > 1:
+                        for one in group:
+                            words[one].append(f"{'.'.join(key)}={settings[one][key]}")
+    names = {result.experiment: result.method for result in results}
+    names |= {one: f"{names[one]} ({', '.join(some)})" for one, some in words.items() if some}
+    return [replace(result, method=names[result.experiment]) for result in results]
+
+
+def _settings(config: Config | None) -> dict[tuple[str, str], object]:
+    """All of a config but what a table says already: the data set, its tasks, and the method."""
+    if config is None:
+        return {}
+    rooms = {room: asdict(getattr(config, room)) for room in ("data", "plan", "model", "train")}
+    said = {("data", "name"), ("data", "path"), ("data", "classes"), ("plan", "tasks")}
+    return {
+        (room, key): value for room, keys in rooms.items() for key, value in keys.items() if (room, key) not in said
+    }
 
 
 def comparison(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:

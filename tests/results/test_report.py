@@ -195,7 +195,7 @@ def test_the_matrix(page: Page, result: Result) -> None:
         own = percents(result.accuracy_matrix[t])
         assert row == [str(t + 1), *own, *[""] * (2 - t), *percents([result.accuracy_after_task[t]])]
     numbers = [[float(value) for value in row[1:]] for row in page.csv["matrix.csv"][1:]]
-    assert numbers == result.accuracy_matrix
+    assert numbers == [[pytest.approx(100 * value, abs=0.005) for value in row] for row in result.accuracy_matrix]
     assert page.csv["accuracy.csv"][0] == ["method", "seed", "after task 1", "after task 2", "after task 3"]
     assert [float(v) for v in page.csv["accuracy.csv"][1][2:]] == pytest.approx(
         [100 * value for value in result.accuracy_after_task], abs=0.005
@@ -345,6 +345,22 @@ def test_experiments_of_one_method_have_names_that_tell_them_apart(run: Path, tm
     assert len(set(names)) == 2
     assert [word for word in page.headings if ", seed 1" in word] == [f"{name}, seed 1" for name in names]
     assert {str(run), str(tmp_path / "other")} <= set(page.words)
+
+
+def test_names_say_wherein_experiments_differ_beyond_their_methods(run: Path, tmp_path: Path) -> None:
+    """Other images, other orders: nobody is to take one column for the same question."""
+    other = {**SMALL, "data": {**SMALL["data"], "seed": 1}, "method": {"name": "fedavg"}, "seed": 1}
+    run_to_folder(load_config(other), tmp_path / "other")
+    page = Page(written(tmp_path / "report.html", run, tmp_path / "other"))
+    method = read_result(run).method
+    assert {row[0] for row in page.table("All experiments")} == {f"{method} (data.seed=0)", "fedavg (data.seed=1)"}
+    assert f"{method} (data.seed=0), seed 1" in page.headings
+
+
+def test_long_runs_have_seconds_that_one_can_read() -> None:
+    text = svg.bars({"train": 123456.7, "proxy": 9.87654}, "seconds of each phase", " s")
+    assert "<span>123,457 s</span>" in text
+    assert "<span>9.877 s</span>" in text
 
 
 def test_a_test_that_cannot_be_made_is_not_explained(several: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from holdfast.config import load_config
 from holdfast.results import plots
 from holdfast.results.plots import comparison_curves, prototype_sheet
 from holdfast.results.record import Result
@@ -17,6 +18,7 @@ from holdfast.results.tables import (
     result_lines,
     result_table,
     rows_table,
+    told_apart,
     traffic_table,
 )
 
@@ -170,3 +172,28 @@ def test_protocols_that_differ_in_the_sizes_of_tasks_alone_stay_apart() -> None:
         "glyphs, tasks of 4, 2 classes",
         "glyphs, 1 task, 6 classes",
     ]
+
+
+def named(*settings: dict[str, Any] | None, methods: str) -> list[str]:
+    """What experiments with these settings are called beside each other."""
+    runs = [result(experiment=str(i), method=method) for i, method in enumerate(methods)]
+    configs = [None if tree is None else load_config(tree) for tree in settings]
+    return [one.method for one in told_apart(runs, configs)]
+
+
+def test_experiments_are_called_by_what_they_differ_in() -> None:
+    lr = [{"train": {"lr": value}} for value in (0.1, 0.2, 0.4)]
+    assert named(*lr, methods="aab") == ["a (train.lr=0.1)", "a (train.lr=0.2)", "b"]
+    other = {"data": {"seed": 1}, "plan": {"memory": 5}}
+    assert named({}, other, methods="ab") == [
+        "a (data.seed=0, plan.memory=2000)",
+        "b (data.seed=1, plan.memory=5)",
+    ]
+    assert named({}, other, None, methods="abc")[2] == "c"
+    assert named({}, {"run": {"device": "cpu"}}, methods="aa") == ["a", "a"]  # which makes no other experiment
+
+
+def test_what_is_in_other_tables_needs_no_word() -> None:
+    runs = [result(experiment="1"), result(experiment="2", task_sizes=[4])]
+    configs = [load_config({"data": {"classes": 4, "seed": seed}, "plan": {"tasks": 2 - seed}}) for seed in (0, 1)]
+    assert [one.method for one in told_apart(runs, configs)] == ["fedavg", "fedavg"]
