@@ -18,7 +18,7 @@ from holdfast.bench import clients as clients_bench
 from holdfast.bench import data as data_bench
 from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
-from holdfast.cli_data import Json, Root, out, use_root
+from holdfast.cli_data import Json, Root, a_png, out, use_root
 from holdfast.cli_data import data as data_commands
 from holdfast.cli_results import compare, export, report, reproduce
 from holdfast.config import Config, Metrics, describe, load_config, parse_setting, tasks_setting
@@ -137,7 +137,9 @@ def show(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", show_default=False)],
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
-    picture: Annotated[Path | None, typer.Option(help="also draw the curves of all runs into this PNG file")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="also draw the curves of all runs into this PNG file", callback=a_png)
+    ] = None,
     metrics: Annotated[
         Metrics | None, typer.Option(help="F1 and recall of a single run; as its config says, if not given")
     ] = None,
@@ -223,7 +225,9 @@ def settings(as_json: Json = False) -> None:
 @bench.command()
 def engine(
     network: Annotated[list[str] | None, typer.Option(help="resnet18 or convnet; both if not given")] = None,
-    picture: Annotated[Path | None, typer.Option(help="also draw where the time of a round goes (PNG)")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="also draw where the time of a round goes (PNG)", callback=a_png)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """How much of a round is arithmetic that nothing could do without, and what two processes gain over one."""

@@ -26,7 +26,16 @@ Name = Annotated[str, typer.Argument(help="see `holdfast data list`; folder:<pat
 PathOption = Annotated[str | None, typer.Option("--path", help="its archive or folder, if it is not in the data root")]
 Size = Annotated[int | None, typer.Option(help="image side in pixels; the data set's own if not given")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
-Sheet = Annotated[Path | None, typer.Option(help="also draw samples of each class into this PNG file")]
+
+
+def a_png(picture: Path | None) -> Path | None:
+    """What --picture may name."""
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise HoldfastError(f"--picture {picture} would be a PNG file; give it a name that ends in .png")
+    return picture
+
+
+Sheet = Annotated[Path | None, typer.Option(help="also draw samples of each class into this PNG file", callback=a_png)]
 
 
 def use_root(root: Path | None) -> None:

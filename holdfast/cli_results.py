@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from holdfast.cli_data import Json, Root, out, use_root
-from holdfast.compare import Spec, grid, known_runs, names_of_specs, parse_seeds, parse_specs, run_all
+from holdfast.cli_data import Json, Root, a_png, out, use_root
+from holdfast.compare import Spec, grid, known_runs, names_of_specs, one_protocol, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
@@ -58,7 +58,9 @@ def compare(
     save: Annotated[
         Path | None, typer.Option(help="also write the table as .md, .tex, .csv and .json into this folder")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="also draw the curves into this PNG file")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="also draw the curves into this PNG file", callback=a_png)
+    ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
@@ -78,15 +80,17 @@ def compare(
 
     specs, numbers = parse_specs(methods), parse_seeds(seeds)
     configs = grid(build, specs, numbers)
+    one_protocol(specs, configs[:: len(numbers)])
     names = names_of_specs(specs, configs[:: len(numbers)])
     chosen = None if reference is None else _reference(reference, specs, names)
     if save:
         _check_folder(save)
     if picture:
-        _check_folder(picture.parent)
-        if picture.is_dir():
-            raise HoldfastError(f"cannot write {picture}, which is a folder; name a PNG file")
+        _check_file(picture)
     done = run_all(configs, runs)
+    for run in done:
+        if measure != "accuracy" and comparison.MEASURES[measure] not in (run.result.curves or {}):
+            raise HoldfastError(f"{run.folder}, of an older version, has no {measure}; delete it to have it run again")
     results = [replace(run.result, method=names[i // len(numbers)]) for i, run in enumerate(done)]
     table = comparison.compared(results, chosen, measure)
     if form == "text" and not as_json:
@@ -96,7 +100,7 @@ def compare(
         sys.stdout.write(WRITERS["json" if as_json else form](table))
     if picture:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        comparison_curves(results, picture)
+        comparison_curves(results, picture, measure)
     if save:
         save.mkdir(parents=True, exist_ok=True)
         for kind, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
@@ -121,13 +125,23 @@ def _check_folder(folder: Path) -> None:
         raise HoldfastError(f"cannot write to the folder {folder}: {there} is not yours to write to; choose another")
 
 
+def _check_file(file: Path) -> None:
+    """The same of a file."""
+    if file.is_dir():
+        raise HoldfastError(f"cannot write {file}, which is a folder; name a file")
+    _check_folder(file.parent)
+
+
 def reproduce(
     item: Annotated[str, typer.Argument(help="list, table1 ... table12, fig3 ... fig8, or all")],
     scale: Annotated[
         Scale, typer.Option(help="mini: runs on two cores, with stand-in data; paper: as published")
     ] = "mini",
     methods: Annotated[
-        str | None, typer.Option(help="with commas, as the tables name them; all; a short list for most if not given")
+        str | None,
+        typer.Option(
+            help="which to run: with commas, as the tables name them; all; a short list for most if not given"
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
     runs: Annotated[Path, typer.Option(help="the folder in which runs are looked for and written")] = Path("runs"),
@@ -221,6 +235,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page that shows everything about a run, or several side by side; it opens without a network."""
+    _check_file(to)
+    to.parent.mkdir(parents=True, exist_ok=True)
     found = write_report(runs, to)
     print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
 
@@ -234,7 +250,8 @@ def export(
     """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
     found = [run.resolve() for run in runs_in(runs)]
     names = _file_names(found)
-    _check_folder(to)
+    for name in names:
+        _check_folder(to / name if form == "tensorboard" else to)
     to.mkdir(parents=True, exist_ok=True)
     files = []
     for run, name in zip(found, names, strict=True):

@@ -47,7 +47,14 @@ def parse_specs(text: str) -> list[Spec]:
     for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
         match = SPEC.fullmatch(part)
         assert match is not None
-        pairs = [parse_setting(one.strip()) for one in (match[2] or "").split(",") if one.strip()]
+        words = [one.strip() for one in (match[2] or "").split(",") if one.strip()]
+        for word in words:
+            if not word.partition("=")[0].strip() or "=" not in word:
+                raise HoldfastError(
+                    f"--methods {part.strip()!r}: {word!r} is not of the form key=value, as in lga[cbl=false]; "
+                    "settings that are lists go into a config"
+                )
+        pairs = [parse_setting(word) for word in words]
         settings = tuple((key if "." in key else f"method.{key}", value) for key, value in pairs)
         if "method.name" in dict(settings):
             raise HoldfastError(f"--methods {part.strip()!r} names two methods; write the one that is meant")
@@ -57,17 +64,36 @@ def parse_specs(text: str) -> list[Spec]:
 
 def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str]:
     """What to call each method of a comparison, of which `configs` has a run with the same seed: its label, unless that
-    leaves open which spec is meant; several that come to the same experiment have one name, which says so."""
+    leaves open which spec is meant or does not say all of it; several that come to the same experiment have one name,
+    which says so."""
     texts: dict[str, dict[str, None]] = {}
     labels: dict[str, str] = {}
+    whole: dict[str, bool] = {}
     for spec, config in zip(specs, configs, strict=True):
         texts.setdefault(run_name(config), {})[spec.text] = None
         labels[run_name(config)] = config.method.label
+        whole[run_name(config)] = all(key.startswith("method.") for key, _ in spec.settings)
     names = {
-        run: label if len(texts[run]) == 1 and list(labels.values()).count(label) == 1 else " = ".join(texts[run])
+        run: label
+        if whole[run] and len(texts[run]) == 1 and list(labels.values()).count(label) == 1
+        else " = ".join(texts[run])
         for run, label in labels.items()
     }
     return [names[run_name(config)] for config in configs]
+
+
+def one_protocol(specs: Sequence[Spec], configs: Sequence[Config]) -> None:
+    """Says which method of a comparison, whose runs `configs` has one of, is asked about other images or tasks."""
+    for spec, config in zip(specs, configs, strict=True):
+        for name, here, there in (
+            ("data", config.data, configs[0].data),
+            ("plan.tasks", config.plan.tasks, configs[0].plan.tasks),
+        ):
+            if here != there:
+                raise HoldfastError(
+                    f"{spec.text} has other settings of {name} than {specs[0].text}, so their figures are not to be "
+                    f"compared; give {name} for all methods, with --dataset, --tasks or --set"
+                )
 
 
 def parse_seeds(text: str) -> list[int]:

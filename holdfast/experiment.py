@@ -289,10 +289,14 @@ def _is_done(folder: Path, config: Config) -> bool:
 
 
 def _holds(folder: Path, config: Config) -> bool:
+    if not (folder / "config.toml").exists():
+        return False
     try:
         return _identity(load_config(folder / "config.toml")) == _identity(config)
-    except HoldfastError:
-        return False
+    except HoldfastError as error:
+        raise HoldfastError(
+            f"{folder} holds a config.toml that cannot be read ({error}); delete the folder, or choose another"
+        ) from error
 
 
 def _prepare(folder: Path, config: Config) -> None:

@@ -1,8 +1,10 @@
 """Writing so that a reader sees the old file or the new one, never half of one; what a file's content is known by."""
 
+import errno
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise HoldfastError(f"cannot write {path}: {error.strerror}; make room or choose another place") from error
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        what = "make room or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose"
+        raise HoldfastError(f"cannot write {path}: {error.strerror}; {what} another place") from error
     sync_folder(path.parent)
 
 

@@ -75,7 +75,7 @@ def compared(results: Sequence[Result], reference: str | None = None, measure: s
     names = names_of(results)
     rows = []
     for experiment, seeds in experiments.items():
-        curves = [_curve(seeds[seed], measure) for seed in sorted(seeds)]
+        curves = [curve_of(seeds[seed], measure) for seed in sorted(seeds)]
         averages = tuple(mean(curve) for curve in curves)
         seen = accumulate(next(iter(seeds.values())).task_sizes)
         curve = dict(zip(seen, map(mean, zip(*curves, strict=True)), strict=True))
@@ -85,7 +85,8 @@ def compared(results: Sequence[Result], reference: str | None = None, measure: s
     return Comparison(results[0].dataset, measure, columns, tuple(_tested(rows, chosen)), chosen.method)
 
 
-def _curve(result: Result, measure: str) -> list[float]:
+def curve_of(result: Result, measure: str) -> list[float]:
+    """A measure after each task."""
     if measure == "accuracy":
         return result.accuracy_after_task
     curves = result.curves or {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.files import write_atomic
-from holdfast.results.record import read_record
+from holdfast.results.record import read_run
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -27,7 +27,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 def write_csv(run: Path, file: Path) -> None:
     """A line a round, a column for each number."""
-    lines = [dict(flat(line)) for line in read_record(run)]
+    lines = [dict(flat(line)) for line in read_run(run)[1]]
     names = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -39,7 +39,7 @@ def write_csv(run: Path, file: Path) -> None:
 def write_events(run: Path, folder: Path) -> Path:
     """A TensorBoard event file with a scalar for each number of each round; rounds are the steps."""
     records = [_event(0, _field(3, b"brain.Event:2"))]
-    for line in read_record(run):
+    for line in read_run(run)[1]:
         values = b"".join(
             _field(1, _field(1, name.replace(".", "/").encode()) + b"\x15" + struct.pack("<f", value))
             for name, value in flat(line)

@@ -300,7 +300,10 @@ def page_of(
     if item.name == "table12":
         body = orders_markdown(scale, runs)
     elif table and item.experiments:
-        body = "\n".join(block_markdown(block) for block in blocks_of(item, scale, runs))
+        blocks = [
+            block for block in blocks_of(item, scale, runs) if any(ours or theirs for _, ours, theirs in block.lines)
+        ]
+        body = "\n".join(map(block_markdown, blocks))
         notes += [BATCHES] * (item.name in ("table9", "table11")) + _shared(item, scale)
     elif not table:
         draws = _drawing(item, runs)

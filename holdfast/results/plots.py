@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.data.images import DataSet
 from holdfast.files import write_atomic
+from holdfast.results.comparison import curve_of
 from holdfast.results.record import Result
 from holdfast.results.tables import names_of
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT = "#1f3b4d", "#c9d3da"
+LETTERS = 4.5  # their height on an axis of per cent
 
 
 def accuracy_curve(result: Result, file: Path) -> None:
@@ -54,8 +56,8 @@ def accuracy_curve(result: Result, file: Path) -> None:
     _save(figure, file)
 
 
-def comparison_curves(results: Sequence[Result], file: Path) -> None:
-    """Accuracy on all seen classes after each task, a curve for each experiment: the mean over its seeds."""
+def comparison_curves(results: Sequence[Result], file: Path, measure: str = "accuracy") -> None:
+    """A measure on all seen classes after each task, a curve for each experiment: the mean over its seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -64,19 +66,18 @@ def comparison_curves(results: Sequence[Result], file: Path) -> None:
     for result in results:
         experiments.setdefault(result.experiment, []).append(result)
     names = names_of(results)
+    ends = []
     for experiment, runs in experiments.items():
         seen = list(accumulate(runs[0].task_sizes))
-        means = [100 * float(np.mean(after)) for after in zip(*(r.accuracy_after_task for r in runs), strict=True)]
+        means = [100 * float(np.mean(after)) for after in zip(*(curve_of(r, measure) for r in runs), strict=True)]
         [line] = axes.plot(seen, means, marker="o", linewidth=2.5, label=names[experiment])
-        axes.annotate(
-            f"{means[-1]:.1f}",
-            (seen[-1], means[-1]),
-            textcoords="offset points",
-            xytext=(8, -3),
-            color=line.get_color(),
-        )
+        ends.append((means[-1], seen[-1], line.get_color()))
+    height = -np.inf
+    for value, where, colour in sorted(ends):
+        height = max(value, height + LETTERS)  # one above the other where curves end close together
+        axes.annotate(f"{value:.1f}", (where, height), textcoords="offset points", xytext=(8, -3), color=colour)
     ticks = sorted({classes for result in results for classes in accumulate(result.task_sizes)})
-    axes.set(xlabel="classes seen", ylabel="accuracy in %", ylim=(0, 105), xticks=ticks)
+    axes.set(xlabel="classes seen", ylabel=f"{measure} in %", ylim=(0, 105), xticks=ticks)
     axes.set_title(_short(", ".join(sorted({result.dataset for result in results}))), loc="left")
     axes.margins(x=0.08)
     axes.spines[["top", "right"]].set_visible(False)

@@ -154,13 +154,27 @@ def read_result(folder: Path) -> Result:
     """The result of a finished run."""
     try:
         result = TypeAdapter(Result).validate_json(_read(folder, "result.json"))
-        if result.curves is None and (folder / "record.jsonl").exists():  # of an older version
-            return replace(result, curves=curves_of(read_record(folder)))
-        return result
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "the file"
         raise damaged(folder / "result.json", f"{where}: {problem['msg']}") from error
+    tasks = len(result.task_sizes)
+    lengths = [tasks, len(result.accuracy_after_task), len(result.accuracy_matrix)]
+    lengths += [len(curve) for curve in (result.curves or {}).values()]
+    rows = [len(row) for row in result.accuracy_matrix]
+    if tasks == 0 or lengths != [tasks] * len(lengths) or rows != list(range(1, tasks + 1)):
+        raise damaged(folder / "result.json", "its figures are not those of as many tasks as it names")
+    if result.curves is None and (folder / "record.jsonl").exists():  # of an older version
+        return replace(result, curves=curves_of(read_record(folder)))
+    return result
+
+
+def read_run(folder: Path) -> tuple[Result, list[dict[str, Any]]]:
+    """The result of a finished run and the record that it was made from."""
+    result, lines = read_result(folder), read_record(folder)
+    if (lines[-1]["task"], lines[-1]["accuracy"]) != (len(result.task_sizes), result.last_accuracy):
+        raise damaged(folder / "record.jsonl", "it does not end as result.json says")
+    return result, lines
 
 
 def damaged(file: Path, reason: object) -> HoldfastError:

@@ -19,11 +19,13 @@ from PIL import Image
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
+from holdfast.progress import track
 from holdfast.results import comparison, metrics, svg
-from holdfast.results.record import Result, damaged, read_config, read_plan, read_record, read_result
+from holdfast.results.record import Result, damaged, read_config, read_plan, read_run
 from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, shape, told_apart
 
 CONFUSED = 15  # pairs of classes in the table of confusions
+NAMED = 30  # classes that have room for their names beside the confusion matrix
 MANY = 200  # classes, of which all pairs would make the page too large
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
@@ -43,12 +45,14 @@ class View:
 
 
 def read_view(folder: Path) -> View:
-    result, lines = read_result(folder), read_record(folder)
+    result, lines = read_run(folder)
     config = folder / "config.toml"
     try:
         settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     except ValueError as error:
         raise damaged(config, error) from error
+    if settings and not isinstance(settings.get("method"), dict):
+        raise damaged(config, "it names no method")
     return View(folder, result, lines, settings, read_plan(folder))
 
 
@@ -56,7 +60,8 @@ def write_report(folders: Sequence[Path], file: Path) -> list[Path]:
     """The page of these runs, and which they are; a folder that holds runs stands for all of them, and a run that is in
     several folders counts once."""
     views: dict[tuple[str, int], View] = {}
-    for view in map(read_view, runs_in(folders)):
+    runs = runs_in(folders)
+    for view in track(map(read_view, runs), "reading runs", len(runs)):
         views.setdefault((view.result.experiment, view.result.seed), view)
     once = list(views.values())
     named = told_apart([view.result for view in once], [read_config(view.folder) for view in once])
@@ -202,10 +207,8 @@ def _matrix(view: View) -> str:
         cells += ["<td></td>"] * (len(seen) - len(row))
         cells.append(f'<td class="n"><b>{percent(result.accuracy_after_task[t])}</b></td>')
         rows.append(f'<tr><th scope="row" class="n">{t + 1}</th>{"".join(cells)}</tr>')
-    numbers: list[list[object]] = [
-        ["after task", *(f"task {t + 1} in %" for t in range(len(seen)))],
-        *([t + 1, *(round(100 * value, 2) for value in row)] for t, row in enumerate(result.accuracy_matrix)),
-    ]
+    numbers: list[list[object]] = [["after task", *(f"task {t + 1} in %" for t in range(len(seen)))]]
+    numbers += [[t + 1, *(round(100 * value, 2) for value in row)] for t, row in enumerate(result.accuracy_matrix)]
     top = "".join(f'<th scope="col" class="n">{word}</th>' for word in head)
     note = f"<p class=note>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</p>"
     inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
@@ -341,26 +344,28 @@ def _seconds(view: View) -> str:
 
 def _confusion(view: View) -> str:
     counts, classes = np.array(view.result.confusion), view.result.classes
+    answers = [*classes, "(nothing)"]
+    if not counts[:, -1].any():  # every image has had an answer
+        counts, answers = counts[:, :-1], answers[:-1]
     shares = counts / counts.sum(axis=1, keepdims=True)
     picture = _heat_image(shares)
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     worst = [divmod(int(i), wrong.shape[1]) for i in np.argsort(-wrong.reshape(-1), kind="stable")[:CONFUSED]]
-    rows = [
-        [classes[a], classes[b] if b < len(classes) else "(nothing)", str(wrong[a, b]), percent(shares[a, b])]
-        for a, b in worst
-        if wrong[a, b]
-    ]
+    rows = [[classes[a], answers[b], str(wrong[a, b]), percent(shares[a, b])] for a, b in worst if wrong[a, b]]
     recall = [[name, percent(float(shares[i, i]))] for i, name in enumerate(classes)]
     table = [
-        ["true class", *classes, "(nothing)"],
+        ["true class", *answers],
         *([c, *row] for c, row in zip(classes, counts.tolist(), strict=True)),
     ]
     link = _link(_csv(table), "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
-    body = (
-        f'<figure><img class="confusion" alt="confusion matrix of {len(classes)} classes" src="{picture}">'
-        f"<figcaption>True class down, answer across, in the order in which classes came. {link}</figcaption></figure>"
-    )
+    label = f"confusion matrix of {len(classes)} classes"
+    chart = svg.matrix(picture, classes, len(answers), label)
+    if len(classes) > NAMED:
+        chart = f'<img class="confusion" alt="{label}" src="{picture}">'
+    note = "True class down, answer across, both in the order in which classes came"
+    note += "; the last column is for no answer." if len(answers) > len(classes) else "."
+    body = _figure(chart, f"{note} {link}")
     body += _table("Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv")
     of_classes = _table("", ["class", "accuracy in %"], recall, "classes.csv")
     body += f"<details><summary>Accuracy of each class</summary>{of_classes}</details>"

@@ -12,10 +12,12 @@ def colour(index: int) -> str:
     return f"var(--c{index % SERIES})"
 
 
-def _frame(width: float, height: float, label: str, body: str) -> str:
+def _frame(width: float, height: float, label: str, body: str, most: float | None = None) -> str:
+    """`most`: pixels beyond which it is not enlarged."""
+    size = f' style="max-width:{most:g}px"' if most else ""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label, quote=True)}" '
-        f'preserveAspectRatio="xMinYMin meet">{body}</svg>'
+        f'preserveAspectRatio="xMinYMin meet"{size}>{body}</svg>'
     )
 
 
@@ -91,6 +93,24 @@ def _name(name: str) -> str:
     return f'<div class="name" title="{escape(name, quote=True)}">{escape(name)}</div>'
 
 
+def _names(rows: Sequence[str], width: float, step: float) -> list[str]:
+    """One below the other, at the left."""
+    return [
+        f'<foreignObject x="0" y="{i * step:.1f}" width="{width - 6:g}" height="{step:g}">{_name(name)}</foreignObject>'
+        for i, name in enumerate(rows)
+    ]
+
+
+def matrix(picture: str, rows: Sequence[str], columns: int, label: str) -> str:
+    """A picture that has a pixel for each entry of a matrix, enlarged, with the names of its rows."""
+    name_width, step = 150.0, 22.0
+    width, height = step * columns, step * len(rows)
+    place = f'x="{name_width:g}" y="0" width="{width:g}" height="{height:g}"'
+    image = f'<image class="confusion" {place} preserveAspectRatio="none" href="{picture}"/>'
+    body = "".join([*_names(rows, name_width, step), image])
+    return _frame(name_width + width, height, label, body, min(name_width + width, 760.0))
+
+
 def events(
     rows: Sequence[str], columns: int, marks: Mapping[str, Sequence[tuple[int, int]]], bounds: Sequence[int], label: str
 ) -> str:
@@ -101,11 +121,8 @@ def events(
     parts = [
         _line(name_width + start * across, 0, name_width + start * across, step * len(rows), "grid") for start in bounds
     ]
-    for i, name in enumerate(rows):
-        y = i * step + step / 2
-        place = f'x="0" y="{i * step:.1f}" width="{name_width - 6:g}" height="{step:g}"'
-        parts.append(f"<foreignObject {place}>{_name(name)}</foreignObject>")
-        parts.append(_line(name_width, y, width - 8, y, "faint"))
+    parts += _names(rows, name_width, step)
+    parts += [_line(name_width, (i + 0.5) * step, width - 8, (i + 0.5) * step, "faint") for i in range(len(rows))]
     for k, (kind, places) in enumerate(marks.items()):
         for row, column in places:
             x, y = name_width + (column + 0.5) * across, row * step + step / 2

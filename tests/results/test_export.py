@@ -7,12 +7,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.results.export import crc32c, flat, write_csv, write_events
+from holdfast.results.record import read_result, write_result
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 LINES = [
     {
         "round": 1,
@@ -32,6 +35,9 @@ LINES = [
 def run(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    figures = {"task_sizes": [2, 2], "accuracy_after_task": [0.5, 0.75], "accuracy_matrix": [[0.5], [1.0, 0.5]]}
+    real = read_result(RESULTS / "glyphs-mini" / "lga-2021")
+    write_result(tmp_path / "run", replace(real, **figures, last_accuracy=0.75, curves={}))  # type: ignore[arg-type]
     return tmp_path / "run"
 
 
@@ -127,7 +133,6 @@ def test_events_hold_every_number_at_its_round(run: Path, tmp_path: Path) -> Non
 def test_runs_of_one_name_do_not_overwrite_each_other(run: Path, tmp_path: Path) -> None:
     for place in ("a", "b"):
         shutil.copytree(run, tmp_path / "all" / place / "lga")
-        (tmp_path / "all" / place / "lga" / "result.json").write_text("{}")
     (tmp_path / "all" / "demo.png").touch()
     words = [sys.executable, "-m", "holdfast", "export", "all/a", "all/b", "all/demo.png", "--out", "out", "--json"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
@@ -143,7 +148,6 @@ def test_nor_do_those_whose_folders_have_one_name(
     places = ("a/runs/x", "b/runs/x", "runs-x")  # the last is what the first two would be called
     for place in places:
         shutil.copytree(run, tmp_path / place)
-        (tmp_path / place / "result.json").write_text("{}")
     folders = [tmp_path / place for place in places]
     code, out, _ = holdfast("export", *folders, "--out", tmp_path / "out", "--format", form, "--json")
     files = json.loads(out)["files"]
@@ -156,8 +160,22 @@ def test_what_cannot_be_written_is_one_sentence_and_leaves_nothing(
 ) -> None:
     code, _, _ = holdfast("export", tmp_path / "nothere", "--out", tmp_path / "out")
     assert (code, (tmp_path / "out").exists()) == (2, False)
-    (run / "result.json").write_text("{}")
     (tmp_path / "a.toml").touch()
     code, _, err = holdfast("export", run, "--out", tmp_path / "a.toml")
     assert code == 2
     assert "a.toml is a file; choose another" in err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run").touch()
+    code, _, err = holdfast("export", run, "--out", tmp_path / "out", "--format", "tensorboard")
+    assert code == 2
+    assert "run is a file; choose another" in err
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard"])
+def test_a_record_that_lacks_its_end_is_not_passed_on(
+    run: Path, tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]], form: str
+) -> None:
+    (run / "record.jsonl").write_text(json.dumps(LINES[0]) + "\n")
+    code, _, err = holdfast("export", run, "--out", tmp_path / "out", "--format", form)
+    assert (code, err.strip().count("\n")) == (2, 0)
+    assert "record.jsonl is damaged (it does not end as result.json says)" in err

@@ -260,9 +260,11 @@ def test_traffic_and_time(page: Page, result: Result) -> None:
 
 def test_confusion(page: Page, result: Result) -> None:
     head, *rows = page.csv["confusion.csv"]
-    assert head == ["true class", *result.classes, "(nothing)"]
+    assert head == ["true class", *result.classes]
     assert [row[0] for row in rows] == result.classes
-    assert [[int(count) for count in row[1:]] for row in rows] == result.confusion
+    counts = np.array(result.confusion)
+    assert not counts[:, -1].any()  # nobody is without an answer, so that needs no column
+    assert [[int(count) for count in row[1:]] for row in rows] == counts[:, :-1].tolist()
     mistakes = page.table("Most frequent mistakes")
     wrong = [(int(count), true, said) for true, said, count, _ in mistakes]
     assert wrong
@@ -272,12 +274,32 @@ def test_confusion(page: Page, result: Result) -> None:
     assert page.table("classes.csv") == [
         [name, f"{100 * result.confusion[i][i] / 6:.1f}"] for i, name in enumerate(result.classes)
     ]
-    [picture] = [given["src"] for tag, given in page.tags if tag == "img" and given.get("class") == "confusion"]
+    [picture] = [given["href"] for tag, given in page.tags if tag == "image" and given.get("class") == "confusion"]
     with Image.open(io.BytesIO(base64.b64decode(str(picture).partition(",")[2]))) as image:
-        assert image.size == (7, 6)
+        assert image.size == (6, 6)
         darkness = -np.asarray(image.convert("L")).astype(float)
+    assert darkness[counts[:, :-1] == counts.max()].min() > darkness[counts[:, :-1] == 0].max()
+
+
+def test_no_answer_has_a_column_where_there_is_one(result: Result, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
     counts = np.array(result.confusion)
-    assert darkness[counts == counts.max()].min() > darkness[counts == 0].max()
+    counts[0] = [0] * 6 + [6]
+    write_result(tmp_path / "run", replace(result, confusion=counts.tolist()))
+    page = Page(written(tmp_path / "report.html", tmp_path / "run"))
+    assert page.csv["confusion.csv"][0][-1] == "(nothing)"
+    assert page.table("Most frequent mistakes")[0] == [result.classes[0], "(nothing)", "6", "100.0"]
+    assert "the last column is for no answer" in " ".join(page.words)
+
+
+def test_very_many_classes_have_a_confusion_matrix_without_names(result: Result, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    many = [f"class {i}" for i in range(40)]
+    counts = np.concatenate([np.eye(40, dtype=int), np.zeros((40, 1), dtype=int)], axis=1)
+    write_result(tmp_path / "run", replace(result, confusion=counts.tolist(), classes=many))
+    (tmp_path / "run" / "plan.json").unlink()
+    page = Page(written(tmp_path / "report.html", tmp_path / "run"))
+    assert [tag for tag, given in page.tags if given.get("class") == "confusion"] == ["img"]
 
 
 def test_pictures_are_inside(page: Page, run: Path) -> None:
@@ -423,6 +445,33 @@ def test_records_that_travel_alone_give_a_page(run: Path, tmp_path: Path, gone: 
     assert {*page.headings} & {"Who is left behind?", "Config"} == sections
     assert "All clients" not in page.tables
     assert "Detector" in page.headings
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.toml", "name = 3"),
+        ("config.toml", "method = 2"),
+        ("record.jsonl", None),
+        ("result.json", {"accuracy_after_task": [], "task_sizes": [], "accuracy_matrix": []}),
+        ("result.json", {"accuracy_after_task": [0.5]}),
+        ("result.json", {"accuracy_matrix": [[0.5], [0.5], [0.5]]}),
+    ],
+)
+def test_files_that_do_not_fit_each_other_are_named(
+    run: Path, tmp_path: Path, file: str, text: str | dict[str, Any] | None
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    place = tmp_path / "run" / file
+    if text is None:
+        place.write_text("".join(place.read_text().splitlines(keepends=True)[:-2]))
+    elif isinstance(text, str):
+        place.write_text(text)
+    else:
+        place.write_text(json.dumps({**json.loads(place.read_text()), **text}))
+    with pytest.raises(HoldfastError, match=re.escape(f"{place} is damaged (")):
+        write_report([tmp_path / "run"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:

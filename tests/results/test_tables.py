@@ -1,5 +1,6 @@
 """Tables: what stands in them, and that different experiments are never averaged."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,22 @@ def test_pictures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     prototype_sheet([("a", [image] * 3), ("a very long name", [image] * 3)], tmp_path / "p.png")
     for name in ("c.png", "p.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_shows_the_measure_that_is_asked_for_and_ends_that_one_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, file: figures.append(figure))
+    f1 = [{"macro_f1": [0.8, last]} for last in (0.20, 0.21, 0.22)]
+    runs = [result(experiment=str(i), curves=curves) for i, curves in enumerate(f1)]
+    comparison_curves(runs, tmp_path / "c.png", "f1")
+    axes = figures[0].axes[0]
+    assert axes.get_ylabel() == "f1 in %"
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[80.0, pytest.approx(v)] for v in (20, 21, 22)]
+    places = [(text.get_text(), text.xy[1]) for text in axes.texts]
+    assert [text for text, _ in places] == ["20.0", "21.0", "22.0"]
+    assert all(b[1] - a[1] >= 4 for a, b in pairwise(places))
 
 
 def test_other_tasks_are_another_protocol() -> None:
