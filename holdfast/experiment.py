@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -274,7 +275,19 @@ def _named(config: Config, data: DataSet) -> dict[str, Any]:
         "method": config.method.label,
         "dataset": config.data.name,
         "seed": config.seed,
+        "machine": _machine(choose_device(config.run.device)),
     }
+
+
+def _machine(device: torch.device) -> str:
+    """On which the last bits of a run depend: processor, instructions, torch."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = found[1] if found else name
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 def _is_done(folder: Path, config: Config) -> bool:

@@ -43,6 +43,7 @@ class Result:
     classes: list[str]  # the names that belong to it
     detection: dict[str, float | None] | None = None  # how well the clients' detectors did
     curves: dict[str, list[float]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
+    machine: str | None = None  # whose arithmetic it is: another kind rounds otherwise
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -400,6 +400,7 @@ def _config(view: View) -> str:
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
+    rows += [["made on", view.result.machine]] if rows and view.result.machine else []
     table = _table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
     return _section("Config", table) if rows else ""
 
