@@ -196,13 +196,13 @@ ITEMS: dict[str, Item] = {
         Item("fig3", "F1 and recall after each task, CIFAR-100", _curves("cifar100", DRAWN, (5, 10, 20))),
         Item("fig4", "F1 and recall after each task, MiniImageNet", _curves("mini-imagenet", DRAWN, (5, 10, 20))),
         Item("fig5", "prototypes: original, perturbed, reconstructed", (Experiment("cifar100", 5, "lga"),)),
-        Item("fig6", "the proxy's parts, CIFAR-100", _curves("cifar100", ("lga", *PROXY), (5, 10, 20)), None, (5, 10)),
+        Item("fig6", "the proxy's parts, CIFAR-100", _curves("cifar100", ("lga", *PROXY), (5, 10, 20)), None),
         Item(
             "fig7",
             "the proxy's parts, MiniImageNet",
             _curves("mini-imagenet", ("lga", *PROXY), (5, 10, 20)),
             None,
-            (5,),
+            (5, 20),
         ),
         Item(
             "fig8", "convergence: accuracy and F1 after each round, CIFAR-100", _curves("cifar100", ("lga",), (5, 10))

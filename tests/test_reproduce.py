@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -18,7 +19,7 @@ from holdfast.data.glyphs import CHARACTERS
 from holdfast.data.schedule import Plan, make_plan
 from holdfast.experiment import run_name
 from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
-from holdfast.results import paper
+from holdfast.results import paper, plots
 from holdfast.results.comparison import MEASURES
 from holdfast.results.record import read_result, write_result
 
@@ -88,7 +89,7 @@ def test_at_mini_scale_an_hours_methods_are_run_unless_others_are_named() -> Non
     assert [one.method for one in table.wanted("paper")] == [REPLAY, *paper.ACCURACY["cifar100", 10]]
     assert [one.method for one in table.wanted("mini", ["bic", "lga"])] == ["bic", "lga"]
     assert {one.method for one in ITEMS["table1"].wanted("mini")} == {REPLAY, *paper.ACCURACY["cifar100", 5]}
-    assert {one.tasks for one in ITEMS["fig7"].wanted("mini")} == {5}
+    assert {one.tasks for one in ITEMS["fig7"].wanted("mini")} == {5, 20}
     assert {one.tasks for one in ITEMS["fig7"].wanted("paper")} == {5, 10, 20}
     assert {one.method for one in ITEMS["fig6"].wanted("mini")} == {"lga", *PROXY}
 
@@ -386,9 +387,25 @@ def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does
         pretend(tmp_path / "runs", Experiment("mini-imagenet", tasks, "lga"), 1, [0.5] * tasks)
     assert command("fig7", "--show", "--seeds", "1")[0] == 0
     page = (tmp_path / "pages" / "fig7.md").read_text()
-    assert "Not run here: lga w/o npb, lga w/o sbm, lga w/o ssa; `holdfast reproduce fig7 " in page
+    assert "Not run here: lga (T = 20), lga w/o npb, lga w/o sbm, lga w/o ssa; `holdfast reproduce fig7 " in page
     rows = list(csv.reader((tmp_path / "pages" / "fig7.csv").read_text().splitlines()))
     assert {row[2] for row in rows[1:]} == {"5"}
+
+
+def test_bars_are_of_the_seeds_that_all_of_them_have(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in ITEMS["fig7"].experiments:
+        if one.tasks == 5:
+            pretend(tmp_path / "runs", one, 1, [0.25 if one.method == "lga" else 0.125] * 5)
+    pretend(tmp_path / "runs", Experiment("mini-imagenet", 5, "lga"), 2, [1.0] * 5)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "panels_of_bars", lambda bars, file: drawn.append(bars))
+    assert command("fig7", "--show", "--seeds", "1,2")[0] == 0
+    [(title, bars)] = drawn[0].items()
+    assert title == "T = 5 (seed 1)"
+    assert bars["lga"] == {"accuracy": 25.0, "macro F1": 12.5, "macro recall": 6.25}
+    assert bars["lga w/o ssa"]["accuracy"] == 12.5
 
 
 def test_traffic_is_that_of_the_seeds_asked_for(command: Command, tmp_path: Path) -> None:

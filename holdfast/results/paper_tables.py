@@ -50,6 +50,11 @@ class Found:
             return [result.accuracy_after_task for result in self.results]
         return [(result.curves or {}).get(MEASURES[measure], []) for result in self.results]
 
+    def only(self, seeds: Sequence[int]) -> "Found":
+        """The runs of these seeds."""
+        chosen = [pair for pair in zip(self.folders, self.results, strict=True) if pair[1].seed in seeds]
+        return Found(tuple(folder for folder, _ in chosen), tuple(result for _, result in chosen))
+
 
 Runs = Mapping[Experiment, Found]
 
@@ -164,9 +169,7 @@ def orders_markdown(scale: Scale, runs: Runs) -> str:
         cells = []
         for tasks, theirs in paper.ORDERS[order, method].items():
             found = runs.get(Experiment("cifar100", tasks, method, order=order))
-            ours = (
-                [result.average_accuracy for result in found.results if result.seed in shared[tasks]] if found else []
-            )
+            ours = [mean(curve) for curve in found.only(shared[tasks]).curves("accuracy")] if found else []
             cells.append(_beside(spread(ours) if ours else "-", theirs))
         rows.append([f"order {order} ({ORDER_NAMES[order]})", method, *cells])
     where = TITLES["cifar100"] if scale == "paper" else "CIFAR-100: glyphs, tasks of 5 classes"
@@ -259,10 +262,14 @@ def draw(item: Item, runs: Runs, file: Path) -> None:
         plots.panels_of_curves(panels, "after task", file)
     elif item.name in ("fig6", "fig7"):
         bars: dict[str, dict[str, dict[str, float]]] = {}
-        for one in item.experiments:
-            if found := runs.get(one):
-                figures = {WORDS[m]: 100 * mean(mean(c) for c in found.curves(m)) for m in SHOWN}
-                bars.setdefault(f"T = {one.tasks}", {})[one.method] = figures
+        for tasks in sorted({one.tasks for one in runs}):
+            there = {one.method: found for one, found in runs.items() if one.tasks == tasks}
+            seeds = _common_seeds(list(there.values()))
+            if seeds:  # small differences are to be seen, which no other seed may cover
+                panel = bars[f"T = {tasks}{_of_seeds(seeds)}"] = {}
+                for method, found in there.items():
+                    of = {m: found.only(seeds).curves(m) for m in SHOWN}
+                    panel[method] = {WORDS[m]: 100 * mean(map(mean, curves)) for m, curves in of.items()}
         plots.panels_of_bars(bars, file)
     elif item.name == "fig8":
         panels = {}
