@@ -78,7 +78,8 @@ class StandIn:
 def stand_in(experiment: Experiment) -> StandIn:
     """Glyphs for CIFAR-100, a part of TinyImageNet at 32 px for the others. Five classes a task, as in the paper's
     tables of twenty tasks; where the share of classes is the question ten, for 40 and 50 per cent of five are the same;
-    two where a hundred classes would reach into those that settings were found on."""
+    two where a hundred classes would reach into those that settings were found on, and then both at each client: 60 per
+    cent of two is one, and a client with one class has nothing to tell it from."""
     if experiment.dataset == "cifar100":
         size = 10 if experiment.share is not None else 5
         count = size * experiment.tasks
@@ -87,11 +88,11 @@ def stand_in(experiment: Experiment) -> StandIn:
     if experiment.dataset == "imagenet":
         about = "TinyImageNet at 32 px, 5 tasks of 10 classes, 70 % of them a client"
         return StandIn("tiny-mini", about, {**_sized(50, 5), "plan.class_share": 0.7})
-    size = 2 if experiment.tasks == 20 else 5
-    about = f"TinyImageNet at 32 px, {experiment.tasks} tasks of {size} classes"
-    if experiment.tasks == 10:
-        return StandIn("tiny-mini-10", about, {})
-    return StandIn("tiny-mini", about, {} if experiment.tasks == 5 else _sized(40, 20))
+    if experiment.tasks == 20:
+        about = "TinyImageNet at 32 px, 20 tasks of 2 classes, both at each client"
+        return StandIn("tiny-mini", about, {**_sized(40, 20), "plan.class_share": 1.0})
+    about = f"TinyImageNet at 32 px, {experiment.tasks} tasks of 5 classes"
+    return StandIn("tiny-mini" if experiment.tasks == 5 else "tiny-mini-10", about, {})
 
 
 def _sized(classes: int, tasks: int) -> dict[str, Any]:

@@ -104,6 +104,13 @@ def test_heterogeneity_really_differs(scale: Scale) -> None:
     assert held == {40: {4}, 50: {5}, 60: {6}}
 
 
+@pytest.mark.parametrize("name", [name for name in ITEMS if ITEMS[name].experiments])
+def test_every_client_has_classes_to_tell_apart(name: str) -> None:
+    for one in ITEMS[name].wanted("mini"):
+        plan = plan_of(config_of(one, "mini", 2021))
+        assert min(len(arrivals[0].classes) for arrivals in plan.arrivals) >= 2
+
+
 @pytest.mark.parametrize(("scale", "sizes"), [("paper", [500, 1000, 1500, 2000]), ("mini", [25, 50, 75, 100])])
 @pytest.mark.parametrize("tasks", [5, 10])
 def test_memories(scale: Scale, sizes: list[int], tasks: int) -> None:
