@@ -326,13 +326,17 @@ def _bytes(view: View) -> str:
         "teachers": "teachers to clients",
         "shares": "prototypes to the proxy",
     }
-    rows = [
-        [f"{'the global server' if channel == 'server' else 'the proxy'}", words.get(way, way), f"{count / 1e6:.2f}"]
+    names = {"server": "the global server", "proxy": "the proxy"}
+    sent = [
+        (channel, words.get(way, way), count / 1e6)
         for channel, ways in view.result.bytes.items()
         for way, count in ways.items()
     ]
+    shades = [list(names).index(channel) for channel, _, count in sent if count]
+    chart = svg.bars({what: round(count, 2) for _, what, count in sent if count}, "megabytes sent", " MB", shades)
+    rows = [[names[channel], what, f"{count:.2f}"] for channel, what, count in sent]
     table = _table("Megabytes on each channel, in all", ["channel", "what", "MB"], rows, "bytes.csv")
-    return _section("Traffic", table)
+    return _section("Traffic", chart + table)
 
 
 def _seconds(view: View) -> str:
@@ -400,7 +404,7 @@ def _config(view: View) -> str:
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
-    rows += [["made on", view.result.machine]] if rows and view.result.machine else []
+    rows += [["made on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
     table = _table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
     return _section("Config", table) if rows else ""
 
