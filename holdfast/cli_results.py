@@ -23,7 +23,8 @@ from holdfast.files import write_atomic
 from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
 from holdfast.results import comparison, paper
 from holdfast.results.export import write_csv, write_events
-from holdfast.results.paper_tables import Found, page_of
+from holdfast.results.paper_pages import page_of
+from holdfast.results.paper_tables import Found
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
 from holdfast.results.report import runs_in, write_report
