@@ -31,17 +31,17 @@ from holdfast.methods import METHODS
 from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves, phases_bar
-from holdfast.results.record import Result, read_config, read_plan, read_result
+from holdfast.results.record import Result, configs_of, read_config, read_plan, read_result
 from holdfast.results.tables import (
     by_protocol,
     comparison,
     markdown,
+    names_of,
     percent,
     plan_tables,
     result_lines,
     result_table,
     rows_table,
-    told_apart,
     traffic_table,
 )
 
@@ -146,19 +146,22 @@ def show(
 ) -> None:
     """Print the table of a finished run again, or set several side by side."""
     results = [read_result(run) for run in runs]
-    if len(runs) > 1 and not as_json:
-        results = told_apart(results, [read_config(run) for run in runs])
+    if metrics and len(runs) > 1:
+        raise HoldfastError("--metrics is for one run; see several with 'holdfast compare --measure f1-batchwise128'")
+    configs = configs_of(results, runs)
     if picture:
-        comparison_curves(results, picture)
+        comparison_curves(results, picture, names=names_of(results, configs))
     if as_json:
         print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
     elif as_markdown:
-        print(
-            "\n\n".join(f"**{data}**\n\n{markdown(*comparison(some))}" for data, some in by_protocol(results).items())
-        )
+        tables = {
+            data: markdown(*comparison(some, names_of(some, configs))) for data, some in by_protocol(results).items()
+        }
+        print("\n\n".join(f"**{data}**\n\n{table}" for data, table in tables.items()))
     elif len(runs) > 1:
         for data, some in by_protocol(results).items():
-            out.print(rows_table(f"{data}: accuracy in %, mean (± standard deviation) over seeds", *comparison(some)))
+            title = f"{data}: accuracy in %, mean (± standard deviation) over seeds"
+            out.print(rows_table(title, *comparison(some, names_of(some, configs))))
     else:
         _show(runs[0], results[0], metrics or _metrics_of(runs[0]))
 

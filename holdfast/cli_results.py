@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 
 from holdfast.cli_data import Json, Root, a_png, out, use_root
 from holdfast.compare import Spec, grid, known_runs, names_of_specs, one_protocol, parse_seeds, parse_specs, run_all
-from holdfast.config import Config, load_config, parse_setting, tasks_setting
+from holdfast.config import Config, Metrics, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
@@ -88,10 +88,12 @@ def compare(
         _check_folder(save)
     if picture:
         _check_file(picture)
+    if measure != "accuracy":
+        wanted = {run_name(config) for config in configs}
+        for folder in (place for name, place in known_runs(runs).items() if name in wanted):
+            if comparison.MEASURES[measure] not in (read_result(folder).curves or {}):
+                raise HoldfastError(f"{folder}, of an older version, has no {measure}; delete it to have it run again")
     done = run_all(configs, runs)
-    for run in done:
-        if measure != "accuracy" and comparison.MEASURES[measure] not in (run.result.curves or {}):
-            raise HoldfastError(f"{run.folder}, of an older version, has no {measure}; delete it to have it run again")
     results = [replace(run.result, method=names[i // len(numbers)]) for i, run in enumerate(done)]
     table = comparison.compared(results, chosen, measure)
     if form == "text" and not as_json:
@@ -233,12 +235,14 @@ def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
     to: Annotated[Path, typer.Option("--out", help="the HTML file")] = Path("report.html"),
+    metrics: Annotated[
+        Metrics | None, typer.Option(help="F1 and recall that are shown; as each run's config says, if not given")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one page that shows everything about a run, or several side by side; it opens without a network."""
     _check_file(to)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    found = write_report(runs, to)
+    found = write_report(runs, to, metrics)
     print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
 
 

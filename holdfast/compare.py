@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from typing import Any
 
 from rich.progress import TextColumn
 
-from holdfast.config import Config, load_config, parse_setting
+from holdfast.config import Config, load_config, parse_setting, to_tree
 from holdfast.data.sources import load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Overall, Run, own_images, plan_of, run_name, run_to_folder
 from holdfast.progress import progress_bar
 from holdfast.results.record import read_result
+from holdfast.results.tables import differences, settings_of
 
 ONE = r"\s*[\w-]+\s*(\[[^\[\]]*\]\s*)?"
 LIST = re.compile(f"{ONE}(,{ONE})*")
@@ -64,35 +66,36 @@ def parse_specs(text: str) -> list[Spec]:
 
 def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str]:
     """What to call each method of a comparison, of which `configs` has a run with the same seed: its label, unless that
-    leaves open which spec is meant or does not say all of it; several that come to the same experiment have one name,
-    which says so."""
-    texts: dict[str, dict[str, None]] = {}
-    labels: dict[str, str] = {}
-    whole: dict[str, bool] = {}
-    for spec, config in zip(specs, configs, strict=True):
-        texts.setdefault(run_name(config), {})[spec.text] = None
-        labels[run_name(config)] = config.method.label
-        whole[run_name(config)] = all(key.startswith("method.") for key, _ in spec.settings)
-    names = {
-        run: label
-        if whole[run] and len(texts[run]) == 1 and list(labels.values()).count(label) == 1
-        else " = ".join(texts[run])
-        for run, label in labels.items()
-    }
-    return [names[run_name(config)] for config in configs]
+    leaves open which spec is meant or does not say all of it; and what a config has for some methods only. Specs that
+    come to the same experiment have one name, which says so."""
+    runs = [run_name(config) for config in configs]
+    labels = {run: config.method.label for run, config in zip(runs, configs, strict=True)}
+    texts: dict[str, dict[str, None]] = {run: {} for run in runs}
+    said: dict[str, set[str]] = {run: set() for run in runs}
+    for run, spec in zip(runs, specs, strict=True):
+        texts[run][spec.text] = None
+        said[run] |= {key for key, _ in spec.settings if not key.startswith("method.")}
+    several = Counter(labels.values())
+    unsaid = differences(dict(zip(runs, map(settings_of, configs), strict=True)), ("plan", "model"))
+    names = {}
+    for run, label in labels.items():
+        alone = len(texts[run]) == 1 and several[label] == 1 and not said[run]
+        words = [word for word in unsaid[run] if word.partition("=")[0] not in said[run]]
+        names[run] = (label if alone else " = ".join(texts[run])) + (f" ({', '.join(words)})" if words else "")
+    return [names[run] for run in runs]
 
 
 def one_protocol(specs: Sequence[Spec], configs: Sequence[Config]) -> None:
     """Says which method of a comparison, whose runs `configs` has one of, is asked about other images or tasks."""
-    for spec, config in zip(specs, configs, strict=True):
-        for name, here, there in (
-            ("data", config.data, configs[0].data),
-            ("plan.tasks", config.plan.tasks, configs[0].plan.tasks),
-        ):
+    trees = [to_tree(config) for config in configs]
+    keys = [("data", key) for key in {key: None for tree in trees for key in tree["data"]}]
+    for room, key in [*keys, ("plan", "tasks"), ("plan", "order")]:
+        for spec, tree in zip(specs, trees, strict=True):
+            here, there = tree[room].get(key), trees[0][room].get(key)
             if here != there:
                 raise HoldfastError(
-                    f"{spec.text} has other settings of {name} than {specs[0].text}, so their figures are not to be "
-                    f"compared; give {name} for all methods, with --dataset, --tasks or --set"
+                    f"{spec.text} has {room}.{key}={here} and {specs[0].text} has {there}, so their figures are not to "
+                    f"be compared; set {room}.{key} for all methods"
                 )
 
 

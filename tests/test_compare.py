@@ -69,6 +69,12 @@ def test_rows_are_called_so_that_one_knows_which_is_which(small: Settings) -> No
     assert two == ["lga[form=sigmoid,train.lr=0.5]", "lga[form=sigmoid]"]
 
 
+def test_what_a_config_has_for_one_method_only_is_said(small: Settings) -> None:
+    own = {**small, "for": {"lga": {"plan": {"memory": 5}, "train": {"lr": 0.3}}}}
+    assert named(own, "fedavg,lga") == [f"fedavg (plan.memory={load_config(small).plan.memory})", "lga (plan.memory=5)"]
+    assert named(small, "fedavg,lga[plan.memory=5]")[1] == "lga[plan.memory=5]"
+
+
 def test_the_grid_has_every_method_with_every_seed(small: Settings) -> None:
     specs = parse_specs("fedavg[train.lr=0.5],lga")
     configs = grid(lambda settings: load_config(small, settings), specs, iter([1, 2]))
@@ -243,8 +249,12 @@ def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:
             ["--seeds", "9", "--picture", "a.jpg"],
             "--picture a.jpg would be a PNG file; give it a name that ends in .png",
         ),
-        (["--methods", "fedavg,lga[plan.tasks=2]"], "lga[plan.tasks=2] has other settings of plan.tasks than fedavg"),
-        (["--methods", "fedavg,lga[data.seed=2]"], "give data for all methods, with --dataset, --tasks or --set"),
+        (["--methods", "fedavg,lga[plan.tasks=2]"], "lga[plan.tasks=2] has plan.tasks=2 and fedavg has 3"),
+        (
+            ["--methods", "fedavg,lga[data.seed=2]"],
+            "has 0, so their figures are not to be compared; set data.seed",
+        ),
+        (["--methods", "fedavg,lga[plan.order=random:3]"], "plan.order=random:3 and fedavg has natural"),
         (["--methods", "lga[plan.order=[1,2]]"], "is not a list such as"),
         (
             ["--methods", 'lga[plan.order="1,2"]'],

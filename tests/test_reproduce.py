@@ -19,8 +19,9 @@ from holdfast.data.glyphs import CHARACTERS
 from holdfast.data.schedule import Plan, make_plan
 from holdfast.experiment import run_name
 from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
-from holdfast.results import paper, plots
+from holdfast.results import paper, paper_pages, plots
 from holdfast.results.comparison import MEASURES
+from holdfast.results.paper_tables import Found
 from holdfast.results.record import read_result, write_result
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -377,14 +378,24 @@ def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, t
 def test_a_page_says_what_the_methods_were_run_with(command: Command, tmp_path: Path) -> None:
     assert command("table1", "--show", "--runs", RESULTS)[0] == 0
     [glyphs, photographs] = re.findall(r"^- (.*)$", (tmp_path / "pages" / "table1.md").read_text(), re.MULTILINE)
-    assert glyphs.startswith(
-        "CIFAR-100, T = 5: 12 clients and 4 more in each task, 5 selected a round, 6 rounds of 2 epochs"
-    )
-    assert "60 % of a task's classes a client, 100 exemplars a client, convnet. replay: lr 0.1; icarl: in" in glyphs
-    assert "; icarl: inference=nme, lr 2; bic: lr 0.1; " in glyphs
-    assert glyphs.endswith("lga w/o psr: lr 1; lga: lr 1.")
+    assert glyphs.startswith("CIFAR-100, T = 5: 100 training images a class, 12 clients and 4 more in each task, 5 sel")
+    assert "60 % of a task's classes a client, 100 exemplars a client, convnet. replay: lr=0.1; icarl: lr" in glyphs
+    assert "; icarl: lr=2, inference=nme; bic: lr=0.1; " in glyphs
+    assert glyphs.endswith("lga w/o psr: lr=1; lga: lr=1.")
     assert photographs.startswith("MiniImageNet, T = 5: ")
-    assert "200 exemplars a client, convnet. replay: lr 0.05;" in photographs
+    assert "200 exemplars a client, convnet. replay: lr=0.05;" in photographs
+
+
+def test_options_of_the_published_scale_are_whole_and_those_of_its_table_are_not_repeated() -> None:
+    one = Experiment("cifar100", 10, "lga w/o cbl")
+    found = Found((), ())
+    text = paper_pages._options(ITEMS["table3"], "paper", {one: found, replace(one, method="bic"): found})
+    paper_says = "detector=fixed, iterations=300, start=white, patience=0"
+    assert f"lga w/o cbl: lr=2, {paper_says}, schedule=steps, milestones=" in text
+    assert "bic: lr=0.1, schedule=steps, milestones=[0.4, 0.6, 0.8], gamma=0.1" in text
+    memory = paper_pages._options(ITEMS["table11"], "mini", {ITEMS["table11"].experiments[0]: found})
+    assert "convnet" in memory
+    assert "exemplars" not in memory  # a table of its own has them
 
 
 def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does_not_name(

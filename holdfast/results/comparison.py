@@ -66,13 +66,18 @@ class Comparison:
         return max(row.curve[seen] for row in self.rows if seen in row.curve)
 
 
-def compared(results: Sequence[Result], reference: str | None = None, measure: str = "accuracy") -> Comparison:
+def compared(
+    results: Sequence[Result],
+    reference: str | None = None,
+    measure: str = "accuracy",
+    names: Mapping[str, str] | None = None,
+) -> Comparison:
     """Puts the results of each experiment together, in the order in which they come; the reference, against which all
-    others are tested, is the last one if none is named."""
+    others are tested, is the last one if none is named. `names`: what to call each experiment."""
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
-    names = names_of(results)
+    names = names or names_of(results)
     rows = []
     for experiment, seeds in experiments.items():
         curves = [curve_of(seeds[seed], measure) for seed in sorted(seeds)]

@@ -1,12 +1,13 @@
 """The pages of the paper's tables and figures: what each shows, what it was made with, and what is missing."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
-from holdfast.config import Config
+from holdfast.config import Config, load_config
 from holdfast.files import write_atomic
-from holdfast.reproduce import Experiment, Item, Scale, config_of, stand_in
+from holdfast.reproduce import Experiment, Item, Scale, config_of, spec_of, stand_in
 from holdfast.results import plots
 from holdfast.results.paper_tables import (
     TITLES,
@@ -50,7 +51,8 @@ def draw(item: Item, runs: Runs, file: Path) -> None:
                 panel = bars[f"T = {tasks}{of_seeds(seeds)}"] = {}
                 for method, found in there.items():
                     of = {m: found.only(seeds).curves(m) for m in SHOWN}
-                    panel[method] = {WORDS[m]: 100 * mean(map(mean, curves)) for m, curves in of.items()}
+                    if all(curve for curves in of.values() for curve in curves):
+                        panel[method] = {WORDS[m]: 100 * mean(map(mean, curves)) for m, curves in of.items()}
         plots.panels_of_bars(bars, file)
     elif item.name == "fig8":
         panels = {}
@@ -123,9 +125,8 @@ def _options(item: Item, scale: Scale, runs: Runs) -> str:
     for one in item.experiments:
         if one in runs:
             config = config_of(one, scale, 0)
-            spec = config.method.label.split(" ", 1)[1:] if one.method == config.method.name else []
             _, methods = parts.setdefault(f"{TITLES[one.dataset]}, T = {one.tasks}", (_federation(one, config), {}))
-            methods[f"{one.method}: {', '.join([*spec, f'lr {config.train.lr:g}'])}"] = None
+            methods[f"{one.method}: {_own(one, config)}"] = None
     alike: dict[str, list[str]] = {}
     for where, (federation, methods) in parts.items():
         alike.setdefault(f"{federation}. {'; '.join(methods)}.", []).append(where)
@@ -133,9 +134,22 @@ def _options(item: Item, scale: Scale, runs: Runs) -> str:
     return "\nOptions (all others are as `holdfast settings` lists them):\n\n" + "".join(lines) if lines else ""
 
 
+def _own(one: Experiment, config: Config) -> str:
+    """The settings of a method and its training that are not its defaults, and the learning rate."""
+    spec = spec_of(one.method)
+    bare = load_config(None, [("method.name", spec.name), *spec.settings])
+    words = [f"lr={config.train.lr:g}"]
+    for room, own, usual in (("method", config.method, bare.method), ("train", config.train, bare.train)):
+        for key, value in asdict(own).items():
+            if value != asdict(usual)[key] and f"{room}.{key}" not in ("train.lr", "train.epochs", "train.batch"):
+                words.append(f"{key}={value}")
+    return ", ".join(words)
+
+
 def _federation(one: Experiment, config: Config) -> str:
-    plan, train = config.plan, config.train
+    plan, train, images = config.plan, config.train, config.data.train_per_class
     words = [
+        *([f"{images} training images a class"] if images else []),
         f"{plan.clients} clients and {plan.join_per_task} more in each task",
         f"{plan.selected} selected a round",
         f"{plan.rounds} rounds of {train.epochs} epochs a task in batches of {train.batch}",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT = "#1f3b4d", "#c9d3da"
-LETTERS = 4.5  # their height on an axis of per cent
+LETTERS, TOP = 4.5, 102.0  # the height of letters on an axis of per cent, and where the highest may stand
 
 
 def accuracy_curve(result: Result, file: Path) -> None:
@@ -56,7 +56,9 @@ def accuracy_curve(result: Result, file: Path) -> None:
     _save(figure, file)
 
 
-def comparison_curves(results: Sequence[Result], file: Path, measure: str = "accuracy") -> None:
+def comparison_curves(
+    results: Sequence[Result], file: Path, measure: str = "accuracy", names: Mapping[str, str] | None = None
+) -> None:
     """A measure on all seen classes after each task, a curve for each experiment: the mean over its seeds."""
     from matplotlib.figure import Figure
 
@@ -65,17 +67,24 @@ def comparison_curves(results: Sequence[Result], file: Path, measure: str = "acc
     experiments: dict[str, list[Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, []).append(result)
-    names = names_of(results)
-    ends = []
+    names = names or names_of(results)
+    ends: dict[int, list[tuple[float, Any]]] = {}
     for experiment, runs in experiments.items():
         seen = list(accumulate(runs[0].task_sizes))
         means = [100 * float(np.mean(after)) for after in zip(*(curve_of(r, measure) for r in runs), strict=True)]
         [line] = axes.plot(seen, means, marker="o", linewidth=2.5, label=names[experiment])
-        ends.append((means[-1], seen[-1], line.get_color()))
-    height = -np.inf
-    for value, where, colour in sorted(ends):
-        height = max(value, height + LETTERS)  # one above the other where curves end close together
-        axes.annotate(f"{value:.1f}", (where, height), textcoords="offset points", xytext=(8, -3), color=colour)
+        ends.setdefault(seen[-1], []).append((means[-1], line.get_color()))
+    for where, there in ends.items():
+        there.sort(key=lambda end: end[0])
+        for (value, colour), height in zip(there, _spread([value for value, _ in there]), strict=True):
+            axes.annotate(
+                f"{value:.1f}",
+                (where, height),
+                textcoords="offset points",
+                xytext=(8, -3),
+                color=colour,
+                annotation_clip=False,
+            )
     ticks = sorted({classes for result in results for classes in accumulate(result.task_sizes)})
     axes.set(xlabel="classes seen", ylabel=f"{measure} in %", ylim=(0, 105), xticks=ticks)
     axes.set_title(_short(", ".join(sorted({result.dataset for result in results}))), loc="left")
@@ -83,6 +92,19 @@ def comparison_curves(results: Sequence[Result], file: Path, measure: str = "acc
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left")
     _save(figure, file)
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """Heights for the labels of these values, from the lowest on: as near as they can be without covering each other,
+    and below the top of the picture."""
+    heights: list[float] = []
+    for value in values:
+        heights.append(max(value, heights[-1] + LETTERS) if heights else value)
+    limit = TOP
+    for i in reversed(range(len(heights))):
+        heights[i] = limit = min(heights[i], limit)
+        limit -= LETTERS
+    return heights
 
 
 Panels = Mapping[tuple[str, str], Mapping[str, Sequence[Sequence[float]]]]

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -138,6 +138,12 @@ def read_config(folder: Path) -> Config | None:
     return None
 
 
+def configs_of(results: Iterable[Result], folders: Iterable[Path]) -> dict[str, Config]:
+    """The configs of experiments, as far as they can be had, of the runs in these folders."""
+    found = ((result.experiment, read_config(folder)) for result, folder in zip(results, folders, strict=True))
+    return {experiment: config for experiment, config in found if config}
+
+
 def write_result(folder: Path, result: Result) -> None:
     write_json(folder / "result.json", result.to_json())
 
@@ -159,21 +165,28 @@ def read_result(folder: Path) -> Result:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "the file"
         raise damaged(folder / "result.json", f"{where}: {problem['msg']}") from error
-    tasks = len(result.task_sizes)
-    lengths = [tasks, len(result.accuracy_after_task), len(result.accuracy_matrix)]
-    lengths += [len(curve) for curve in (result.curves or {}).values()]
-    rows = [len(row) for row in result.accuracy_matrix]
-    if tasks == 0 or lengths != [tasks] * len(lengths) or rows != list(range(1, tasks + 1)):
-        raise damaged(folder / "result.json", "its figures are not those of as many tasks as it names")
     if result.curves is None and (folder / "record.jsonl").exists():  # of an older version
-        return replace(result, curves=curves_of(read_record(folder)))
+        try:
+            result = replace(result, curves=curves_of(read_record(folder)))
+        except (KeyError, TypeError) as error:
+            raise damaged(folder / "record.jsonl", f"a line lacks {error}") from error
+    tasks, classes = len(result.task_sizes), len(result.classes)
+    lengths = [len(result.accuracy_after_task), *map(len, (result.curves or {}).values())]
+    if (
+        not tasks
+        or {tasks} != set(lengths)
+        or [len(row) for row in result.accuracy_matrix] != list(range(1, tasks + 1))
+    ):
+        raise damaged(folder / "result.json", f"its curves are not those of {tasks} tasks")
+    if [len(row) for row in result.confusion] != [classes + 1] * classes:
+        raise damaged(folder / "result.json", f"its confusion matrix is not that of {classes} classes")
     return result
 
 
 def read_run(folder: Path) -> tuple[Result, list[dict[str, Any]]]:
     """The result of a finished run and the record that it was made from."""
     result, lines = read_result(folder), read_record(folder)
-    if (lines[-1]["task"], lines[-1]["accuracy"]) != (len(result.task_sizes), result.last_accuracy):
+    if (lines[-1]["task"], lines[-1].get("accuracy")) != (len(result.task_sizes), result.last_accuracy):
         raise damaged(folder / "record.jsonl", "it does not end as result.json says")
     return result, lines
 

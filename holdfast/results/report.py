@@ -5,8 +5,8 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -21,8 +21,8 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.progress import track
 from holdfast.results import comparison, metrics, svg
-from holdfast.results.record import Result, damaged, read_config, read_plan, read_run
-from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, shape, told_apart
+from holdfast.results.record import Result, configs_of, damaged, read_plan, read_run
+from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, reference_of, shape
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 NAMED = 30  # classes that have room for their names beside the confusion matrix
@@ -42,9 +42,10 @@ class View:
     lines: list[dict[str, Any]]
     config: dict[str, Any]
     plan: dict[str, Any] | None  # records that travel without their plan have none
+    batchwise: bool = False  # are F1 and recall to be shown that way, too?
 
 
-def read_view(folder: Path) -> View:
+def read_view(folder: Path, metrics: str | None = None) -> View:
     result, lines = read_run(folder)
     config = folder / "config.toml"
     try:
@@ -53,19 +54,21 @@ def read_view(folder: Path) -> View:
         raise damaged(config, error) from error
     if settings and not isinstance(settings.get("method"), dict):
         raise damaged(config, "it names no method")
-    return View(folder, result, lines, settings, read_plan(folder))
+    batchwise = (metrics or settings.get("metrics")) == "batchwise128"
+    return View(folder, result, lines, settings, read_plan(folder), batchwise)
 
 
-def write_report(folders: Sequence[Path], file: Path) -> list[Path]:
+def write_report(folders: Sequence[Path], file: Path, metrics: str | None = None) -> list[Path]:
     """The page of these runs, and which they are; a folder that holds runs stands for all of them, and a run that is in
-    several folders counts once."""
+    several folders counts once. `metrics`: instead of what their configs say."""
     views: dict[tuple[str, int], View] = {}
     runs = runs_in(folders)
-    for view in track(map(read_view, runs), "reading runs", len(runs)):
+    for view in track((read_view(run, metrics) for run in runs), "reading runs", len(runs)):
         views.setdefault((view.result.experiment, view.result.seed), view)
     once = list(views.values())
-    named = told_apart([view.result for view in once], [read_config(view.folder) for view in once])
-    write_atomic(file, page([replace(view, result=result) for view, result in zip(once, named, strict=True)]).encode())
+    text = page(once)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, text.encode())
     return [view.folder for view in once]
 
 
@@ -89,10 +92,11 @@ def page(views: Sequence[View]) -> str:
     results = [view.result for view in views]
     groups = by_protocol(results)
     parts = [_heading(views)]
+    configs = configs_of(results, (view.folder for view in views))
     names: dict[str, str] = {}
     for data, some in groups.items():
-        names |= names_of(some)
-        parts += [_headlines(some, data if len(groups) > 1 else ""), _together(data, some)]
+        names |= names_of(some, configs)
+        parts += [_headlines(some, names, data if len(groups) > 1 else ""), _together(data, some, names)]
     parts += [_details(view, names[view.result.experiment], is_open=len(views) == 1) for view in views]
     title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
     return TEMPLATE.replace("{{title}}", escape(title)).replace("{{body}}", "\n".join(parts))
@@ -113,12 +117,12 @@ def _heading(views: Sequence[View]) -> str:
     return f'<header><h1>Holdfast report</h1><p class="lead">{escape("; ".join(facts))}.</p></header>'
 
 
-def _headlines(results: Sequence[Result], data: str) -> str:
+def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -> str:
     """The best experiment's numbers, large."""
     experiments: dict[str, list[Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, []).append(result)
-    fair = [some for some in experiments.values() if some[0].method.split()[0] != "joint"]  # which is the ceiling
+    fair = [some for some in experiments.values() if some[0].method != "joint"]  # which is the ceiling
     best = max(fair or experiments.values(), key=lambda some: mean(r.average_accuracy for r in some))
     sent = mean(sum(sum(ways.values()) for ways in r.bytes.values()) for r in best) / 1e6
     lost = [r.forgetting for r in best if r.forgetting is not None]
@@ -131,16 +135,15 @@ def _headlines(results: Sequence[Result], data: str) -> str:
         "time": f"{mean(sum(r.seconds.values()) for r in best):,.0f} s",
     }
     items = "".join(f"<div><b>{escape(value)}</b><span>{escape(word)}</span></div>" for word, value in cards.items())
-    name = names_of(results)[best[0].experiment]
-    whose = "" if len(experiments) == 1 else f" of the best on average, {escape(name)}"
+    whose = "" if len(experiments) == 1 else f" of the best on average, {escape(names[best[0].experiment])}"
     whose += f" on {escape(data)}" if data else ""
     return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
 
 
-def _together(data: str, results: Sequence[Result]) -> str:
+def _together(data: str, results: Sequence[Result], names: Mapping[str, str]) -> str:
     """Curves with bands, and the table of all experiments on one data set."""
-    table = comparison.compared(results, "lga" if any(result.method == "lga" for result in results) else None)
-    names = names_of(results)
+    reference = reference_of(results)
+    table = comparison.compared(results, names[reference] if reference else None, names=names)
     runs: dict[str, dict[int, list[float]]] = {row.method: {} for row in table.rows}
     lost: dict[str, list[float]] = {row.method: [] for row in table.rows}
     for result in results:
@@ -219,7 +222,7 @@ def _scores(view: View) -> str:
     """After each task; the batchwise ones where the run's config asks for them."""
     result, words = view.result, {"macro_f1": "macro F1", "macro_recall": "macro recall"}
     recorded = result.curves or {}
-    if view.config.get("metrics") == "batchwise128":
+    if view.batchwise:
         words |= {f"{key}_batchwise128": f"{word[6:]} by batches" for key, word in list(words.items())}
     curves = {word: recorded[key] for key, word in words.items() if key in recorded}
     seen = accumulate(result.task_sizes)

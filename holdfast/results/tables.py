@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import accumulate
 from statistics import mean, stdev
 
@@ -97,37 +97,38 @@ def shape(sizes: Sequence[int]) -> str:
     return f"{len(sizes)} task{'s' * (len(sizes) > 1)}, {sum(sizes)} classes"
 
 
-def names_of(results: Iterable[Result]) -> dict[str, str]:
-    """What to call each experiment: its method, and its number where others of that method differ in other settings."""
+def names_of(results: Iterable[Result], configs: Mapping[str, Config] | None = None) -> dict[str, str]:
+    """What to call each experiment of a table: its method, and wherein it differs from the others beyond that: in
+    settings of the data, the plan or the network; of one method, in those of its training, or by its number. `configs`:
+    those of the experiments, as far as they can be had."""
     methods = {result.experiment: result.method for result in results}
-    several = Counter(methods.values())
-    return {key: method if several[method] == 1 else f"{method} #{key}" for key, method in methods.items()}
+    known = {key: settings_of(configs[key]) for key in methods if configs and key in configs}
+    words = differences(known, ("data", "plan", "model"))
+    for method in dict.fromkeys(methods.values()):
+        alike = {key: settings for key, settings in known.items() if methods[key] == method}
+        for key, more in differences(alike, ("train",)).items():
+            words[key] += more
+    names = {key: f"{one} ({', '.join(words[key])})" if words.get(key) else one for key, one in methods.items()}
+    several = Counter(names.values())
+    return {key: name if several[name] == 1 else f"{name} #{key}" for key, name in names.items()}
 
 
-def told_apart(results: Sequence[Result], configs: Sequence[Config | None]) -> list[Result]:
-    """The results, with names that say wherein experiments of one table differ beyond their methods: in settings of the
-    data, the plan or the network; of one method, in those of its training. None: a config that cannot be had."""
-    settings = {result.experiment: _settings(config) for result, config in zip(results, configs, strict=True)}
-    words: dict[str, list[str]] = {experiment: [] for experiment in settings}
-    for some in by_protocol(results).values():
-        labels = {result.experiment: result.method for result in some}
-        known = [experiment for experiment in labels if settings[experiment]]
-        alike = [[e for e in known if labels[e] == label] for label in dict.fromkeys(labels.values())]
-        for rooms, groups in ((("data", "plan", "model"), [known]), (("train",), alike)):
-            for group in groups:
-                for key in settings[group[0]] if group else ():
-                    if key[0] in rooms and len({repr(settings[one][key]) for one in group}) > 1:
-                        for one in group:
-                            words[one].append(f"{'.'.join(key)}={settings[one][key]}")
-    names = {result.experiment: result.method for result in results}
-    names |= {one: f"{names[one]} ({', '.join(some)})" for one, some in words.items() if some}
-    return [replace(result, method=names[result.experiment]) for result in results]
+Settings = Mapping[tuple[str, str], object]
 
 
-def _settings(config: Config | None) -> dict[tuple[str, str], object]:
+def differences(settings: Mapping[str, Settings], rooms: Sequence[str]) -> dict[str, list[str]]:
+    """For each experiment those settings of these rooms that are not the same for all."""
+    words: dict[str, list[str]] = {one: [] for one in settings}
+    for key in next(iter(settings.values()), {}):
+        if key[0] in rooms and len({repr(values[key]) for values in settings.values()}) > 1:
+            for one, values in settings.items():
+                text = "unset" if values[key] is None else str(values[key])
+                words[one].append(f"{'.'.join(key)}={text if len(text) <= 24 else f'{text[:23]}…'}")
+    return words
+
+
+def settings_of(config: Config) -> Settings:
     """All of a config but what a table says already: the data set, its tasks, and the method."""
-    if config is None:
-        return {}
     rooms = {room: asdict(getattr(config, room)) for room in ("data", "plan", "model", "train")}
     said = {("data", "name"), ("data", "path"), ("data", "classes"), ("plan", "tasks")}
     return {
@@ -135,7 +136,14 @@ def _settings(config: Config | None) -> dict[tuple[str, str], object]:
     }
 
 
-def comparison(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+def reference_of(results: Sequence[Result]) -> str | None:
+    """The experiment whose advantage over the others is shown: the first of plain LGA, else of LGA with settings."""
+    whole = [result for result in results if result.method.split()[0] == REFERENCE and "w/o" not in result.method]
+    plain = [result for result in whole if result.method == REFERENCE]
+    return next((result.experiment for result in [*plain, *whole]), None)
+
+
+def comparison(results: Sequence[Result], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[str]]]:
     """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters; and,
     if LGA is among them, what it has over each in points of average accuracy, paired by seed, ± standard error."""
     experiments: dict[str, dict[int, Result]] = {}
@@ -144,8 +152,9 @@ def comparison(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
     groups = [list(seeds.values()) for seeds in experiments.values()]
     groups.sort(key=lambda group: mean(r.average_accuracy for r in group))
     seen = sorted({classes for group in groups for classes in accumulate(group[0].task_sizes)})
-    names = names_of(results)
-    lga = {r.seed: r.average_accuracy for group in groups if group[0].method == REFERENCE for r in group}
+    names = names or names_of(results)
+    reference = reference_of(results)
+    lga = {r.seed: r.average_accuracy for r in results if r.experiment == reference}
     rows = []
     for group in groups:
         after = zip(*(r.accuracy_after_task for r in group), strict=True)
@@ -156,11 +165,11 @@ def comparison(results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
             _with_deviation([r.forgetting for r in group if r.forgetting is not None]),
         ]
         cells = [percent(at[classes]) if classes in at else "" for classes in seen]
-        over = [lga[r.seed] - r.average_accuracy for r in group if r.seed in lga and group[0].method != REFERENCE]
-        name = names[group[0].experiment]
-        rows.append([name, str(len(group)), *cells, *spread, *([_with_error(over)] if lga else [])])
+        own = group[0].experiment
+        over = [lga[r.seed] - r.average_accuracy for r in group if r.seed in lga and own != reference]
+        rows.append([names[own], str(len(group)), *cells, *spread, *([_with_error(over)] if lga else [])])
     head = ["method", "seeds", *map(str, seen), "average", "last", "forgotten"]
-    return [*head, f"{REFERENCE} over it"] if lga else head, rows
+    return [*head, f"{names[reference]} over it"] if reference else head, rows
 
 
 def _with_error(differences: Sequence[float]) -> str:

@@ -10,8 +10,9 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from holdfast.config import load_config
@@ -29,7 +31,7 @@ from holdfast.errors import HoldfastError
 from holdfast.experiment import run_to_folder
 from holdfast.results import svg
 from holdfast.results.comparison import compared
-from holdfast.results.record import Result, read_result, write_result
+from holdfast.results.record import Result, configs_of, read_result, write_result
 from holdfast.results.report import TEMPLATE, write_report
 
 SMALL: dict[str, Any] = {
@@ -252,6 +254,12 @@ def test_the_detector(page: Page, result: Result) -> None:
     )
 
 
+def test_channels_have_colours_of_their_own(one_page: Path) -> None:
+    chart = one_page.read_text().split("megabytes sent")[1]
+    found = dict(re.findall(r">([^<]+)</div><i style=[^>]*background:(var\(--c\d\))", chart))
+    assert found["models to clients"] == found["models back"] != found["teachers to clients"]
+
+
 def test_traffic_and_time(page: Page, result: Result) -> None:
     ways = [count for ways in result.bytes.values() for count in ways.values()]
     assert [row[2] for row in page.table("Megabytes")] == [f"{count / 1e6:.2f}" for count in ways]
@@ -273,6 +281,10 @@ def test_confusion(page: Page, result: Result) -> None:
     assert all(result.confusion[names.index(true)][names.index(said)] == count for count, true, said in wrong)
     assert page.table("classes.csv") == [
         [name, f"{100 * result.confusion[i][i] / 6:.1f}"] for i, name in enumerate(result.classes)
+    ]
+    [chart] = re.findall(r"<svg[^>]*confusion matrix of 6 classes.*?</svg>", page.text)
+    assert re.findall(r'<div class="name" title="(.*?)">', chart) == [
+        escape(name, quote=True) for name in result.classes
     ]
     [picture] = [given["href"] for tag, given in page.tags if tag == "image" and given.get("class") == "confusion"]
     with Image.open(io.BytesIO(base64.b64decode(str(picture).partition(",")[2]))) as image:
@@ -456,6 +468,10 @@ def test_records_that_travel_alone_give_a_page(run: Path, tmp_path: Path, gone: 
         ("result.json", {"accuracy_after_task": [], "task_sizes": [], "accuracy_matrix": []}),
         ("result.json", {"accuracy_after_task": [0.5]}),
         ("result.json", {"accuracy_matrix": [[0.5], [0.5], [0.5]]}),
+        ("result.json", {"curves": {"macro_f1": [0.5]}}),
+        ("result.json", {"confusion": []}),
+        ("result.json", {"confusion": [[1] * 6] * 6}),
+        ("result.json", {"last_accuracy": 0.123}),
     ],
 )
 def test_files_that_do_not_fit_each_other_are_named(
@@ -469,9 +485,54 @@ def test_files_that_do_not_fit_each_other_are_named(
         place.write_text(text)
     else:
         place.write_text(json.dumps({**json.loads(place.read_text()), **text}))
-    with pytest.raises(HoldfastError, match=re.escape(f"{place} is damaged (")):
+    blamed = place.with_name("record.jsonl") if text == {"last_accuracy": 0.123} else place  # which of them is wrong?
+    with pytest.raises(HoldfastError, match=re.escape(f"{blamed} is damaged (")):
         write_report([tmp_path / "run"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_record_without_its_figures_is_named_and_curves_of_old_results_are_made_from_it(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    facts = json.loads((run / "result.json").read_text())
+    (tmp_path / "run" / "result.json").write_text(json.dumps({**facts, "curves": None}))
+    assert read_result(tmp_path / "run").curves == facts["curves"]
+    lines = [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
+    for key in ("macro_f1", "accuracy"):
+        cut = [{name: value for name, value in line.items() if name != key} for line in lines]
+        (tmp_path / "run" / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in cut))
+        with pytest.raises(HoldfastError, match=r"record\.jsonl is damaged"):
+            write_report([tmp_path / "run"], tmp_path / "report.html")
+
+
+def test_a_config_that_one_seed_lacks_does_not_take_the_names_away(several: Path, tmp_path: Path) -> None:
+    shutil.copytree(several, tmp_path / "all")
+    folders = sorted((tmp_path / "all").iterdir())
+    results = [read_result(folder) for folder in folders]
+    whole = configs_of(results, folders)
+    (folders[1] / "config.toml").unlink()
+    assert configs_of(results, folders).keys() == whole.keys()
+
+
+def test_a_page_in_a_new_folder_and_by_batches_if_one_asks(
+    run: Path, tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "new" / "deep" / "x.html"
+    assert holdfast("report", run, "--out", file, "--metrics", "batchwise128")[0] == 0
+    assert "F1 by batches" in Page(file).csv["scores.csv"][0]
+    code, _, err = holdfast("report", tmp_path / "nowhere", "--out", tmp_path / "other" / "x.html")
+    assert (code, (tmp_path / "other").exists()) == (2, False)
+    for place, says in ((tmp_path / "new", "which is a folder; name a file"), (file / "x.html", "is a file; choose")):
+        code, _, err = holdfast("report", run, "--out", place)
+        assert (code, err.strip().count("\n")) == (2, 0)
+        assert says in err
+
+
+def test_a_result_names_its_machine(page: Page, result: Result) -> None:
+    assert result.machine
+    assert f"torch {torch.__version__}" in result.machine
+    assert ["made on", json.dumps(result.machine)] in page.table("Every setting")
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from holdfast.results.tables import (
     by_protocol,
     comparison,
     markdown,
+    names_of,
     result_lines,
     result_table,
     rows_table,
-    told_apart,
     traffic_table,
 )
 
@@ -162,15 +162,23 @@ def test_a_picture_shows_the_measure_that_is_asked_for_and_ends_that_one_can_rea
 ) -> None:
     figures = []
     monkeypatch.setattr(plots, "_save", lambda figure, file: figures.append(figure))
-    f1 = [{"macro_f1": [0.8, last]} for last in (0.20, 0.21, 0.22)]
+    f1 = [{"macro_f1": [0.8, last]} for last in (0.21, 0.20, 0.22)]
     runs = [result(experiment=str(i), curves=curves) for i, curves in enumerate(f1)]
     comparison_curves(runs, tmp_path / "c.png", "f1")
     axes = figures[0].axes[0]
     assert axes.get_ylabel() == "f1 in %"
-    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[80.0, pytest.approx(v)] for v in (20, 21, 22)]
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[80.0, pytest.approx(v)] for v in (21, 20, 22)]
     places = [(text.get_text(), text.xy[1]) for text in axes.texts]
     assert [text for text, _ in places] == ["20.0", "21.0", "22.0"]
     assert all(b[1] - a[1] >= 4 for a, b in pairwise(places))
+    comparison_curves(
+        [result(experiment=str(i), accuracy_after_task=[0.5, 0.95 + i / 100]) for i in range(6)], tmp_path
+    )
+    places = [(text.get_text(), text.xy[1]) for text in figures[1].axes[0].texts]
+    assert [text for text, _ in places] == [f"{95 + i}.0" for i in range(6)]
+    assert all(b[1] - a[1] >= 4 for a, b in pairwise(places))
+    assert 70 < places[0][1] < places[-1][1] <= 102
+    assert not any(text.get_annotation_clip() for text in figures[1].axes[0].texts)
 
 
 def test_other_tasks_are_another_protocol() -> None:
@@ -194,8 +202,8 @@ def test_protocols_that_differ_in_the_sizes_of_tasks_alone_stay_apart() -> None:
 def named(*settings: dict[str, Any] | None, methods: str) -> list[str]:
     """What experiments with these settings are called beside each other."""
     runs = [result(experiment=str(i), method=method) for i, method in enumerate(methods)]
-    configs = [None if tree is None else load_config(tree) for tree in settings]
-    return [one.method for one in told_apart(runs, configs)]
+    configs = {str(i): load_config(tree) for i, tree in enumerate(settings) if tree is not None}
+    return list(names_of(runs, configs).values())
 
 
 def test_experiments_are_called_by_what_they_differ_in() -> None:
@@ -207,10 +215,28 @@ def test_experiments_are_called_by_what_they_differ_in() -> None:
         "b (data.seed=1, plan.memory=5)",
     ]
     assert named({}, other, None, methods="abc")[2] == "c"
-    assert named({}, {"run": {"device": "cpu"}}, methods="aa") == ["a", "a"]  # which makes no other experiment
+    assert named({}, {"run": {"device": "cpu"}}, methods="aa") == ["a #0", "a #1"]  # there is no difference to name
+    order = {"plan": {"order": list(range(25))}}
+    assert named({}, order, methods="ab") == ["a (plan.order=natural)", "b (plan.order=[0, 1, 2, 3, 4, 5, 6, 7…)"]
+    assert named({"data": {"flip": True}}, {}, methods="ab")[1] == "b (data.flip=unset)"
 
 
-def test_what_is_in_other_tables_needs_no_word() -> None:
-    runs = [result(experiment="1"), result(experiment="2", task_sizes=[4])]
-    configs = [load_config({"data": {"classes": 4, "seed": seed}, "plan": {"tasks": 2 - seed}}) for seed in (0, 1)]
-    assert [one.method for one in told_apart(runs, configs)] == ["fedavg", "fedavg"]
+def test_lga_is_the_reference_by_whatever_settings_it_is_called() -> None:
+    def over(*methods: str) -> str | None:
+        runs = [result(experiment=str(i), method=method) for i, method in enumerate(methods)]
+        head, _ = comparison(runs)
+        return head[-1] if head[-1].endswith("over it") else None
+
+    assert over("icarl", "lga") == "lga over it"
+    assert over("lga inference=nme", "lga w/o cbl", "lga") == "lga over it"
+    assert over("lga w/o cbl patience=0", "lga patience=0", "ssil") == "lga patience=0 over it"
+    assert over("lga w/o cbl", "lgaa", "ssil") is None
+    runs = [result(experiment=key, method="lga", average_accuracy=a) for key, a in (("x", 0.5), ("y", 0.7))]
+    head, rows = comparison(runs, {"x": "lga (x)", "y": "lga (y)"})
+    assert head[-1] == "lga (x) over it"
+    assert [row[-1] for row in rows] == ["", "-20.0"]
+
+
+def test_what_a_table_says_already_needs_no_word() -> None:
+    trees = [{"data": {"classes": classes}, "plan": {"tasks": [2, 2]}} for classes in (4, 5)]
+    assert named(*trees, methods="ab") == ["a", "b"]
