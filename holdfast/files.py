@@ -23,7 +23,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        what = "make room or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose"
+        what = "make room or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "choose"
         raise HoldfastError(f"cannot write {path}: {error.strerror}; {what} another place") from error
     sync_folder(path.parent)
 
