@@ -372,7 +372,7 @@ def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, t
     mini = (tmp_path / "pages" / "table10.md").read_text()
     assert json.loads(command("table10", "--scale", "paper", "--json")[1]) == {"pages": ["pages/table10-paper.md"]}
     assert (tmp_path / "pages" / "table10.md").read_text() == mini
-    assert "## table10 at the published scale: " in (tmp_path / "pages" / "table10-paper.md").read_text()
+    assert "# table10 at the published scale: " in (tmp_path / "pages" / "table10-paper.md").read_text()
 
 
 def test_a_page_says_what_the_methods_were_run_with(command: Command, tmp_path: Path) -> None:

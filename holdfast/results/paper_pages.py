@@ -100,7 +100,7 @@ def page_of(
         notes += [] if scale == "paper" else [_stand_ins(item)]
         body = f"![{item.title}]({item.stem(scale)}.png)\n" if draws else "Nothing has been run for it yet.\n"
     where = "" if scale == "mini" else " at the published scale"
-    heading = f"## {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`. {' '.join(notes)}"
+    heading = f"# {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`. {' '.join(notes)}"
     missing = _missing(item, scale, runs)
     rest = f"\nNot run here: {', '.join(missing)}; `{whole}`.\n" if missing else ""
     page = f"{heading}\n\n{body}{_options(item, scale, runs)}{rest}"
