@@ -1,12 +1,10 @@
 """The table of contents: config -> plan -> rounds -> record."""
 
-import ctypes
 import hashlib
 import json
-import platform
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +32,7 @@ from holdfast.federation.proxy import ProxyHome
 from holdfast.federation.server import Server
 from holdfast.federation.traffic import Bytes, traffic_of
 from holdfast.files import unfinished, write_atomic, write_json
+from holdfast.machine import choose_device, machine_of, one_thread
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.progress import progress_bar
@@ -169,21 +168,6 @@ def proxy_home(config: Config, data: DataSet, device: torch.device) -> ProxyHome
     return ProxyHome(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of a name; `auto` is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise HoldfastError(f"unknown run.device={name!r}; use auto, cpu, cuda or cuda:<n>")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise HoldfastError(f"run.device={name!r}, but this machine has no such GPU; use auto or cpu")
-    return device
-
-
 def choose_engine(config: Config, data: DataSet, world: World) -> Engine:
     """A pool of one worker a core, or several a GPU; unless that is one, or there is hardly anything to do."""
     run, device = config.run, choose_device(config.run.device)
@@ -204,30 +188,6 @@ def _worth_a_pool(world: World) -> bool:
 def _gpus(name: str) -> list[str]:
     """All GPUs, unless the user has named one."""
     return [name] if ":" in name else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """All work runs with one thread, so that every engine gives the same bits; restores what was before."""
-    threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
-    _keep_freed_memory()
-    torch.set_num_threads(1)
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.cudnn.deterministic = deterministic
-
-
-def _keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed for the next batch. It would give it back to the system after every batch, and
-    the system would have to clear it again: an eighth of the small network's time."""
-    trim_threshold, mmap_threshold = -1, -3  # malloc.h
-    with suppress(OSError, AttributeError):  # another libc
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(trim_threshold, 1 << 30)
-        libc.mallopt(mmap_threshold, 1 << 25)  # the most that it allows
 
 
 def folder_of(config: Config, out: Path | None) -> Path:
@@ -275,19 +235,8 @@ def _named(config: Config, data: DataSet) -> dict[str, Any]:
         "method": config.method.label,
         "dataset": config.data.name,
         "seed": config.seed,
-        "machine": _machine(choose_device(config.run.device)),
+        "machine": machine_of(choose_device(config.run.device)),
     }
-
-
-def _machine(device: torch.device) -> str:
-    """On which the last bits of a run depend: processor, instructions, torch."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    name = platform.processor() or platform.machine()
-    with suppress(OSError):
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        name = found[1] if found else name
-    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
 def _is_done(folder: Path, config: Config) -> bool:

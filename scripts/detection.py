@@ -15,9 +15,10 @@ from holdfast.config import load_config, parse_setting
 from holdfast.data.schedule import Plan
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, one_thread, plan_of
+from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.messages import Snapshot
 from holdfast.federation.transition import Auto, Detector, Fixed, Observed, Told
+from holdfast.machine import one_thread
 from holdfast.progress import progress_bar
 from holdfast.rounds import play
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.experiment import one_thread
 from holdfast.federation.passes import CHUNK
+from holdfast.machine import one_thread
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
 

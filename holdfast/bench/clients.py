@@ -18,7 +18,8 @@ from holdfast.bench import Ratio, Report
 from holdfast.checkpoint import Checkpoints
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
-from holdfast.experiment import build_federation, choose_engine, one_thread, plan_of
+from holdfast.experiment import build_federation, choose_engine, plan_of
+from holdfast.machine import one_thread
 from holdfast.results.record import Record
 from holdfast.rounds import play
 

@@ -22,8 +22,9 @@ from holdfast.engines import Engine
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, one_thread, plan_of
+from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.passes import CHUNK
+from holdfast.machine import one_thread
 from holdfast.results.record import Record
 from holdfast.rounds import Federation, Round, play
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.bench import Ratio, Report
 from holdfast.data import glyphs
-from holdfast.experiment import one_thread
+from holdfast.machine import one_thread
 from holdfast.models.encoder import GradientEncoder
 from holdfast.privacy.encode import Gradients, prototype_gradients
 from holdfast.privacy.reconstruct import reconstruct

@@ -10,10 +10,11 @@ from holdfast.config import load_config
 from holdfast.data.images import DataSet
 from holdfast.engines.pool import ASK, DONE, FAILED
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, one_thread, plan_of
+from holdfast.experiment import build_federation, plan_of
 from holdfast.federation.client import ClientWork
 from holdfast.federation.messages import Inbox, Job, State, Teachers, pack, unpack
 from holdfast.federation.passes import Question
+from holdfast.machine import one_thread
 
 
 def serve(connection: Connection, work: ClientWork) -> None:

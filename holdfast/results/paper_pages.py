@@ -13,7 +13,6 @@ from holdfast.results.paper_tables import (
     TITLES,
     WORDS,
     Runs,
-    as_csv,
     block_markdown,
     blocks_of,
     common_seeds,
@@ -24,6 +23,7 @@ from holdfast.results.paper_tables import (
     traffic_markdown,
 )
 from holdfast.results.record import read_record
+from holdfast.results.tables import as_csv
 
 SHOWN = ("accuracy", "f1", "recall")
 BATCHES = (

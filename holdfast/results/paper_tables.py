@@ -1,7 +1,5 @@
 """The paper's tables and figures with our figures in them, the published ones in brackets beside ours."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,12 +212,6 @@ def traffic_markdown(scale: Scale, lines: Sequence[tuple[str, float, float | Non
         "client are by far the larger part of its traffic, and are not in it."
     )
     return "\n".join(rows) + f"\n\n{note}\n"
-
-
-def as_csv(rows: Sequence[Sequence[object]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()
 
 
 def curve_rows(item: Item, scale: Scale, runs: Runs) -> list[list[object]]:

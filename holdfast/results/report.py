@@ -1,7 +1,5 @@
 """One page of HTML for a run or several: everything in it, nothing loaded from anywhere."""
 
-import base64
-import csv
 import io
 import json
 import tomllib
@@ -12,7 +10,6 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
@@ -20,9 +17,9 @@ from PIL import Image
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.progress import track
-from holdfast.results import comparison, metrics, svg
+from holdfast.results import comparison, html, metrics, svg
 from holdfast.results.record import Result, configs_of, damaged, read_plan, read_run
-from holdfast.results.tables import GROUPS, NUMBER, by_protocol, names_of, percent, reference_of, shape
+from holdfast.results.tables import GROUPS, by_protocol, names_of, percent, reference_of, shape
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 NAMED = 30  # classes that have room for their names beside the confusion matrix
@@ -155,11 +152,11 @@ def _together(data: str, results: Sequence[Result], names: Mapping[str, str]) ->
     chart = svg.curves(series, "classes seen", f"accuracy on all seen classes on {data}")
     rows = [[name, seed, *[f"{v:.2f}" for v in curve]] for name, of in runs.items() for seed, curve in of.items()]
     after = [f"after task {t + 1}" for t in range(len(results[0].task_sizes))]
-    numbers = _csv([["method", "seed", *after], *rows])
+    numbers: list[list[object]] = [["method", "seed", *after], *rows]
     note = "Accuracy in % on all classes seen by then."
     if any(len(of) > 1 for of in runs.values()):
         note += " Bands: from the worst to the best seed."
-    body = _figure(chart, f"{note} {_link(numbers, 'accuracy.csv')}")
+    body = html.figure(chart, f"{note} {html.link(numbers, 'accuracy.csv')}")
     if len(table.rows) > 1:
         head = ["method", "seeds", *map(str, table.seen), "average", "forgotten", f"{table.reference} over it"]
         cells = [
@@ -178,7 +175,7 @@ def _together(data: str, results: Sequence[Result], names: Mapping[str, str]) ->
         if table.tested:
             head.append("p")
             title += "; p: paired t-test over seeds, with Holm's correction"
-        body += _table(title, head, cells, "comparison.csv")
+        body += html.table(title, head, cells, "comparison.csv")
     return f"<section><h2>Accuracy on {escape(data)}</h2>{body}</section>"
 
 
@@ -213,9 +210,9 @@ def _matrix(view: View) -> str:
     numbers: list[list[object]] = [["after task", *(f"task {t + 1} in %" for t in range(len(seen)))]]
     numbers += [[t + 1, *(round(100 * value, 2) for value in row)] for t, row in enumerate(result.accuracy_matrix)]
     top = "".join(f'<th scope="col" class="n">{word}</th>' for word in head)
-    note = f"<p class=note>Accuracy in % on each task's test images. {_link(_csv(numbers), 'matrix.csv')}</p>"
+    note = f"<p class=note>Accuracy in % on each task's test images. {html.link(numbers, 'matrix.csv')}</p>"
     inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return _section("Accuracy matrix", f'{note}<div class="scroll"><table>{inner}</table></div>')
+    return html.section("Accuracy matrix", f'{note}<div class="scroll"><table>{inner}</table></div>')
 
 
 def _scores(view: View) -> str:
@@ -232,7 +229,7 @@ def _scores(view: View) -> str:
     ]
     caption = "In % on all classes seen by then, after each task."
     head = ["task", "classes seen", "accuracy", *curves]
-    return _section("F1 and recall", _table(caption, head, rows, "scores.csv")) if curves else ""
+    return html.section("F1 and recall", html.table(caption, head, rows, "scores.csv")) if curves else ""
 
 
 def _forgetting(view: View) -> str:
@@ -241,16 +238,16 @@ def _forgetting(view: View) -> str:
         return ""
     shades = [0 if value >= 0 else 7 for value in lost.values()]
     chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
-    link = _link(_csv([["task", "points"], *lost.items()]), "forgetting.csv")
+    link = html.link([["task", "points"], *lost.items()], "forgetting.csv")
     note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has gained. {link}"
-    return _section("Forgetting", _figure(chart, note))
+    return html.section("Forgetting", html.figure(chart, note))
 
 
 def _fairness(view: View) -> str:
     """Who is left behind: each client on the classes it has held."""
     result, plan = view.result, view.plan
     means = [[f"{GROUPS[g]} ({g})", percent(value)] for g, value in result.group_accuracy.items() if value is not None]
-    body = _table(
+    body = html.table(
         "Mean accuracy in % of each group of the last task, on the classes they have held",
         ["group", "accuracy"],
         means,
@@ -278,9 +275,9 @@ def _fairness(view: View) -> str:
         )
         rows = [[label, group, str(held), percent(value)] for label, group, held, value in scores]
         some = "" if len(shown) == len(scores) else " The twenty worst and the twenty best."
-        body = _figure(chart, f"Worst first.{some}") + body
-        body += _table("All clients", ["client", "group", "classes held", "accuracy in %"], rows, "clients.csv")
-    return _section("Who is left behind?", body)
+        body = html.figure(chart, f"Worst first.{some}") + body
+        body += html.table("All clients", ["client", "group", "classes held", "accuracy in %"], rows, "clients.csv")
+    return html.section("Who is left behind?", body)
 
 
 def _detector(view: View) -> str:
@@ -316,8 +313,8 @@ def _detector(view: View) -> str:
         f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."
     )
     more = "" if len(clients) == len(shown) else f" The first {len(shown)} of {len(clients)} clients."
-    link = _link(_csv([["event", "client", "round"], *rows]), "detector.csv")
-    return _section("Detector", _figure(chart, f"{words}{more} {link}"))
+    link = html.link([["event", "client", "round"], *rows], "detector.csv")
+    return html.section("Detector", html.figure(chart, f"{words}{more} {link}"))
 
 
 def _bytes(view: View) -> str:
@@ -338,15 +335,15 @@ def _bytes(view: View) -> str:
     shades = [list(names).index(channel) for channel, _, count in sent if count]
     chart = svg.bars({what: round(count, 2) for _, what, count in sent if count}, "megabytes sent", " MB", shades)
     rows = [[names[channel], what, f"{count:.2f}"] for channel, what, count in sent]
-    table = _table("Megabytes on each channel, in all", ["channel", "what", "MB"], rows, "bytes.csv")
-    return _section("Traffic", chart + table)
+    table = html.table("Megabytes on each channel, in all", ["channel", "what", "MB"], rows, "bytes.csv")
+    return html.section("Traffic", chart + table)
 
 
 def _seconds(view: View) -> str:
     phases = {name: value for name, value in view.result.seconds.items() if value >= 0.005}
     chart = svg.bars(dict(sorted(phases.items(), key=lambda pair: -pair[1])), "seconds of each phase", " s")
-    link = _link(_csv([["phase", "seconds"], *view.result.seconds.items()]), "seconds.csv")
-    return _section("Time by phase", _figure(chart, f"Of all rounds. {link}"))
+    link = html.link([["phase", "seconds"], *view.result.seconds.items()], "seconds.csv")
+    return html.section("Time by phase", html.figure(chart, f"Of all rounds. {link}"))
 
 
 def _confusion(view: View) -> str:
@@ -365,18 +362,20 @@ def _confusion(view: View) -> str:
         ["true class", *answers],
         *([c, *row] for c, row in zip(classes, counts.tolist(), strict=True)),
     ]
-    link = _link(_csv(table), "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
+    link = html.link(table, "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
     label = f"confusion matrix of {len(classes)} classes"
     chart = svg.matrix(picture, classes, len(answers), label)
     if len(classes) > NAMED:
         chart = f'<img class="confusion" alt="{label}" src="{picture}">'
     note = "True class down, answer across, both in the order in which classes came"
     note += "; the last column is for no answer." if len(answers) > len(classes) else "."
-    body = _figure(chart, f"{note} {link}")
-    body += _table("Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv")
-    of_classes = _table("", ["class", "accuracy in %"], recall, "classes.csv")
+    body = html.figure(chart, f"{note} {link}")
+    body += html.table(
+        "Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv"
+    )
+    of_classes = html.table("", ["class", "accuracy in %"], recall, "classes.csv")
     body += f"<details><summary>Accuracy of each class</summary>{of_classes}</details>"
-    return _section("Confusion matrix at the end", body)
+    return html.section("Confusion matrix at the end", body)
 
 
 def _heat_image(shares: np.ndarray) -> str:
@@ -385,7 +384,7 @@ def _heat_image(shares: np.ndarray) -> str:
     pixels = low + (high - low) * np.sqrt(shares)[..., None]
     file = io.BytesIO()
     Image.fromarray(pixels.round().astype(np.uint8)).save(file, "PNG")
-    return _embedded(file.getvalue())
+    return html.embedded(file.getvalue())
 
 
 def _pictures(view: View) -> str:
@@ -393,7 +392,7 @@ def _pictures(view: View) -> str:
     for name, (title, about) in PICTURES.items():
         file = view.folder / name
         if file.exists():
-            picture = _embedded(file.read_bytes())
+            picture = html.embedded(file.read_bytes())
             caption = f"<figcaption>{escape(about)}</figcaption>"
             image = f'<img alt="{escape(about, quote=True)}" src="{picture}">'
             parts.append(f"<section><h3>{title}</h3><figure class=picture>{image}{caption}</figure></section>")
@@ -408,48 +407,8 @@ def _config(view: View) -> str:
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
     rows += [["made on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
-    table = _table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
-    return _section("Config", table) if rows else ""
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h3>{title}</h3>{body}</section>"
-
-
-def _figure(chart: str, note: str) -> str:
-    return f"<figure>{chart}<figcaption>{note}</figcaption></figure>"
-
-
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file: str) -> str:
-    """A table that sorts by a click or by the keyboard, with its numbers as CSV."""
-    numbers = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(head))]
-    kinds = [' class="n"' if number else "" for number in numbers]
-    top = "".join(
-        f'<th scope="col" aria-sort="none"{kind}><button type="button">{escape(word)}</button></th>'
-        for word, kind in zip(head, kinds, strict=True)
-    )
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
-        for row in rows
-    )
-    note = f"<p class=note>{escape(caption)} {_link(_csv([head, *rows]), file)}</p>"
-    inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
-    name = escape(caption or file, quote=True)
-    return f'{note}<div class="scroll"><table class="sortable" aria-label="{name}">{inner}</table></div>'
-
-
-def _csv(rows: Sequence[Sequence[object]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()
-
-
-def _link(numbers: str, file: str) -> str:
-    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{quote(numbers)}">{file}</a>'
-
-
-def _embedded(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+    table = html.table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
+    return html.section("Config", table) if rows else ""
 
 
 TEMPLATE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")

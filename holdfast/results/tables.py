@@ -1,5 +1,7 @@
 """Tables that a person can read, from results."""
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -230,6 +232,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same table for a Markdown page."""
     rule = ["---" if column == "method" else "---:" for column in columns]
     return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
+
+
+def as_csv(rows: Sequence[Sequence[object]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -1,0 +1,43 @@
+"""What the report's page is put together from: sections, figures, tables that sort, numbers as CSV."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from urllib.parse import quote
+
+from holdfast.results.tables import NUMBER, as_csv
+
+
+def section(title: str, body: str) -> str:
+    return f"<section><h3>{title}</h3>{body}</section>"
+
+
+def figure(chart: str, note: str) -> str:
+    return f"<figure>{chart}<figcaption>{note}</figcaption></figure>"
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file: str) -> str:
+    """A table that sorts by a click or by the keyboard, with its numbers as CSV."""
+    numbers = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(head))]
+    kinds = [' class="n"' if number else "" for number in numbers]
+    top = "".join(
+        f'<th scope="col" aria-sort="none"{kind}><button type="button">{escape(word)}</button></th>'
+        for word, kind in zip(head, kinds, strict=True)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
+        for row in rows
+    )
+    note = f"<p class=note>{escape(caption)} {link([head, *rows], file)}</p>"
+    inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+    name = escape(caption or file, quote=True)
+    return f'{note}<div class="scroll"><table class="sortable" aria-label="{name}">{inner}</table></div>'
+
+
+def link(rows: Sequence[Sequence[object]], file: str) -> str:
+    """Numbers that one can have as a CSV file."""
+    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{quote(as_csv(rows))}">{file}</a>'
+
+
+def embedded(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
