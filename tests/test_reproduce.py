@@ -350,6 +350,20 @@ def test_bad_input_is_one_sentence(command: Command, tmp_path: Path, words: list
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_page_of_the_repository_is_filled_and_has_the_figures_of_its_records(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    for one in ITEMS[name].wanted("mini"):
+        assert run_name(config_of(one, "mini", 2021)) in committed(), one
+    if name == "fig5":
+        return  # its prototypes are in a run's folder, of which the repository has the picture alone
+    assert command(name, "--show", "--runs", RESULTS)[0] == 0
+    for kind in ("md", "csv"):
+        made, kept = ((where / f"{name}.{kind}").read_text() for where in (tmp_path / "pages", RESULTS / "reproduced"))
+        assert made.replace(str(RESULTS), "docs/results") == kept
+
+
 def test_all_can_be_had_with_the_methods_that_one_names(command: Command, tmp_path: Path) -> None:
     code, _, err = command("all", "--methods", "lga", "--show", "--runs", RESULTS)
     assert (code, err) == (0, "")
