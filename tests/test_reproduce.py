@@ -356,10 +356,8 @@ def test_every_page_of_the_repository_is_filled_and_has_the_figures_of_its_recor
 ) -> None:
     for one in ITEMS[name].wanted("mini"):
         assert run_name(config_of(one, "mini", 2021)) in committed(), one
-    if name == "fig5":
-        return  # its prototypes are in a run's folder, of which the repository has the picture alone
     assert command(name, "--show", "--runs", RESULTS)[0] == 0
-    for kind in ("md", "csv"):
+    for kind in ("md", "csv") if name != "fig5" else ("md",):  # which has no numbers
         made, kept = ((where / f"{name}.{kind}").read_text() for where in (tmp_path / "pages", RESULTS / "reproduced"))
         assert made.replace(str(RESULTS), "docs/results") == kept
 
