@@ -364,9 +364,8 @@ def _confusion(view: View) -> str:
     ]
     link = html.link(table, "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
     label = f"confusion matrix of {len(classes)} classes"
-    chart = svg.matrix(picture, classes, len(answers), label)
-    if len(classes) > NAMED:
-        chart = f'<img class="confusion" alt="{label}" src="{picture}">'
+    plain = f'<img class="confusion" alt="{label}" src="{picture}">'
+    chart = svg.matrix(picture, classes, len(answers), label) if len(classes) <= NAMED else plain
     note = "True class down, answer across, both in the order in which classes came"
     note += "; the last column is for no answer." if len(answers) > len(classes) else "."
     body = html.figure(chart, f"{note} {link}")
