@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from holdfast.errors import HoldfastError
-from holdfast.federation.messages import Snapshot, State, pack, unpack
 from holdfast.files import unfinished, write_atomic
-from holdfast.results.metrics import Counts
-from holdfast.rounds import Federation
+from holdfast.protocol.messages import Snapshot, State, pack, unpack
+from holdfast.server.metrics import Counts
+from holdfast.simulation.rounds import Federation
 
 KEPT = 2  # rounds
 SEGMENTS = 32  # of client states, before they are written anew as one

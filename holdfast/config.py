@@ -13,9 +13,9 @@ from pydantic.fields import FieldInfo
 
 from holdfast.data.sources import SOURCES, source_of
 from holdfast.errors import HoldfastError, nearest
-from holdfast.federation.local import Preset
 from holdfast.methods import METHODS
 from holdfast.methods.base import STRICT, Method
+from holdfast.methods.context import Preset
 from holdfast.models import BACKBONES
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

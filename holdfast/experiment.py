@@ -16,32 +16,32 @@ from rich.progress import Progress, TaskID, TextColumn
 
 from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config, to_toml, to_tree
-from holdfast.data.augment import Transform
 from holdfast.data.decoding import cores
 from holdfast.data.images import DataSet
-from holdfast.data.schedule import Plan, make_plan
 from holdfast.data.sources import load_data
-from holdfast.data.streams import plan_of_folders
 from holdfast.engines import Engine
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.federation.local import Preset, Training, World
-from holdfast.federation.population import Population
-from holdfast.federation.proxy import ProxyHome
-from holdfast.federation.server import Server
-from holdfast.federation.traffic import Bytes, traffic_of
 from holdfast.files import unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
+from holdfast.methods.context import Preset, Training, World
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
+from holdfast.models.transform import Transform
 from holdfast.progress import progress_bar
-from holdfast.results.metrics import Counts
+from holdfast.proxy.selectors import ProxyHome
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
-from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
+from holdfast.server.metrics import Counts
+from holdfast.server.server import Server
+from holdfast.simulation.plan import Plan, make_plan
+from holdfast.simulation.population import Population
+from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.streams import plan_of_folders
+from holdfast.simulation.traffic import Bytes, traffic_of
 
 WORKERS_A_GPU = 4  # a small network leaves most of a GPU idle
 WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core

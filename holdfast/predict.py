@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from holdfast.config import load_config
-from holdfast.data.augment import Transform
 from holdfast.data.decode import decode_image
-from holdfast.federation.passes import CHUNK
 from holdfast.methods.base import Method
 from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
+from holdfast.models.passes import CHUNK
 from holdfast.models.stored import damaged, read_model
+from holdfast.models.transform import Transform
 from holdfast.seeding import torch_generator
 
 

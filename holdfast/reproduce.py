@@ -11,9 +11,9 @@ import torch
 from holdfast.compare import Spec
 from holdfast.config import Config, load_config
 from holdfast.data.images import DataSet, Images, ImageSet
-from holdfast.data.schedule import Plan
 from holdfast.experiment import plan_of
-from holdfast.results import paper
+from holdfast.paper import published as paper
+from holdfast.simulation.plan import Plan
 
 Scale = Literal["mini", "paper"]
 CONFIGS = Path(__file__).parent / "configs"

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.client.detector import Auto, Detector, Fixed, Observed, Told
 from holdfast.config import load_config, parse_setting
-from holdfast.data.schedule import Plan
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.messages import Snapshot
-from holdfast.federation.transition import Auto, Detector, Fixed, Observed, Told
 from holdfast.machine import one_thread
 from holdfast.progress import progress_bar
-from holdfast.rounds import play
+from holdfast.protocol.messages import Snapshot
+from holdfast.simulation.plan import Plan
+from holdfast.simulation.rounds import play
 
 
 class Judged:

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast import cli, experiment
+from holdfast.client.training import ClientWork, Outcome
 from holdfast.config import Config, to_tree
 from holdfast.data.images import DataSet
 from holdfast.engines.serial import Serial
-from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.local import World
-from holdfast.federation.messages import Inbox, PrototypeShare, Reply, State
 from holdfast.files import write_atomic
+from holdfast.methods.context import World
+from holdfast.protocol.messages import Inbox, PrototypeShare, Reply, State
 
 PROXYS = ("sbm", "ssa", "iterations", "start", "rate", "snapshots", "augmented", "radius", "omega", "patience")
 PROTOTYPES = ("npb", "capacity", "latent_noise", "perturb_steps", "perturb_rate")

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast import checkpoint, rounds
-from holdfast.federation import proxy
+from holdfast import checkpoint
 from holdfast.progress import progress_bar
+from holdfast.proxy import selectors as proxy
+from holdfast.simulation import rounds
 
 CONFIG = """
 [data]

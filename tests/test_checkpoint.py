@@ -19,7 +19,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of, run_to_folder
-from holdfast.rounds import Federation, play
+from holdfast.simulation.rounds import Federation, play
 
 METHODS: list[dict[str, Any]] = [
     {"name": "fedavg", "replay": True},

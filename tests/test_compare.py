@@ -293,7 +293,7 @@ def test_one_who_stops_it_is_told_how_to_go_on(command: Command, monkeypatch: py
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli_results.run_all", stop)
+    monkeypatch.setattr("holdfast.cli.results.run_all", stop)
     code, out, err = command()
     assert (code, out) == (130, "")
     assert "stopped; what was done is kept, and the same command goes on" in err

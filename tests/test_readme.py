@@ -14,7 +14,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.methods import METHODS
-from holdfast.rounds import play
+from holdfast.simulation.rounds import play
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -16,13 +16,15 @@ from PIL import Image
 from holdfast.compare import Spec, known_runs
 from holdfast.config import Config, PlanSettings, to_toml
 from holdfast.data.glyphs import CHARACTERS
-from holdfast.data.schedule import Plan, make_plan
 from holdfast.experiment import run_name
+from holdfast.paper import pages as paper_pages
+from holdfast.paper import published as paper
+from holdfast.paper.tables import Found
 from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
-from holdfast.results import paper, paper_pages, plots
+from holdfast.results import plots
 from holdfast.results.comparison import MEASURES
-from holdfast.results.paper_tables import Found
 from holdfast.results.record import read_result, write_result
+from holdfast.simulation.plan import Plan, make_plan
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SCALES: tuple[Scale, ...] = ("mini", "paper")

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.federation.passes import CHUNK
 from holdfast.machine import one_thread
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.passes import CHUNK
 from holdfast.seeding import torch_generator
 
 

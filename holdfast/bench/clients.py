@@ -21,7 +21,7 @@ from holdfast.data.sources import load_data
 from holdfast.experiment import build_federation, choose_engine, plan_of
 from holdfast.machine import one_thread
 from holdfast.results.record import Record
-from holdfast.rounds import play
+from holdfast.simulation.rounds import play
 
 SIZES = [30, 300, 3_000, 30_000, 100_000]
 IMAGES = 20  # a class

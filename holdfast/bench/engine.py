@@ -23,10 +23,10 @@ from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.passes import CHUNK
 from holdfast.machine import one_thread
+from holdfast.models.passes import CHUNK
 from holdfast.results.record import Record
-from holdfast.rounds import Federation, Round, play
+from holdfast.simulation.rounds import Federation, Round, play
 
 CLIENTS = 10
 BOUNDS = {"resnet18": 0.85, "convnet": 0.75}

@@ -5,9 +5,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.messages import Inbox, State
-from holdfast.federation.passes import Question
+from holdfast.client.training import ClientWork, Outcome
+from holdfast.models.passes import Question
+from holdfast.protocol.messages import Inbox, State
 
 
 class Engine(Protocol):

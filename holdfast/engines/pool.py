@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from holdfast.client.training import ClientWork, Outcome
 from holdfast.config import Config, to_toml
 from holdfast.data.images import DataSet
 from holdfast.errors import HoldfastError
-from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.local import World
-from holdfast.federation.messages import Inbox, PrototypeShare, Reply, State, pack, unpack
-from holdfast.federation.passes import CHUNK, Question
+from holdfast.methods.context import World
+from holdfast.models.passes import CHUNK, Question
+from holdfast.protocol.messages import Inbox, PrototypeShare, Reply, State, pack, unpack
 
 ATTEMPTS = 3  # at one client's work, when workers die over it
 SHARED = Path("/dev/shm")

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.messages import Inbox, State
-from holdfast.federation.passes import CHUNK, Question
+from holdfast.client.training import ClientWork, Outcome
+from holdfast.models.passes import CHUNK, Question
+from holdfast.protocol.messages import Inbox, State
 
 
 class Serial:

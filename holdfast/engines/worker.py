@@ -6,15 +6,15 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from holdfast.client.training import ClientWork
 from holdfast.config import load_config
 from holdfast.data.images import DataSet
 from holdfast.engines.pool import ASK, DONE, FAILED
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
-from holdfast.federation.messages import Inbox, Job, State, Teachers, pack, unpack
-from holdfast.federation.passes import Question
 from holdfast.machine import one_thread
+from holdfast.models.passes import Question
+from holdfast.protocol.messages import Inbox, Job, State, Teachers, pack, unpack
 
 
 def serve(connection: Connection, work: ClientWork) -> None:

@@ -8,14 +8,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Local
-from holdfast.federation.messages import Extras
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
 from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.context import Local
 from holdfast.models import BACKBONES
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.protocol.messages import Extras
 
 
 class ImportantModel(ProxyModel):

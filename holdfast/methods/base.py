@@ -9,14 +9,14 @@ from pydantic.dataclasses import dataclass as settings
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from holdfast.data.memory import herd
-from holdfast.data.schedule import Plan
-from holdfast.federation.local import Batch, Local, Preset, Stage
-from holdfast.federation.messages import Extras, Moment, PrototypeShare, State
-from holdfast.federation.proxy import NoTeacher, Proxy, ProxyHome
-from holdfast.federation.transition import Detector, Told
+from holdfast.client.detector import Detector, Told
 from holdfast.losses import cross_entropy
+from holdfast.methods.context import Batch, Local, Preset, Stage
+from holdfast.methods.herding import herd
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.protocol.messages import Extras, Moment, PrototypeShare, State
+from holdfast.proxy.selectors import NoTeacher, Proxy, ProxyHome
+from holdfast.simulation.plan import Plan
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Losses = dict[str, Tensor]

@@ -10,14 +10,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.data.memory import quota
-from holdfast.federation.local import Batch, Local, Preset, Stage
-from holdfast.federation.messages import Extras
-from holdfast.federation.passes import one_pass
 from holdfast.losses import cross_entropy, distillation
 from holdfast.methods.base import CE, STRICT, Losses
+from holdfast.methods.context import Batch, Local, Preset, Stage
+from holdfast.methods.herding import quota
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.passes import one_pass
+from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
 
 PULL = 0.1  # of the shift towards 0, over 2

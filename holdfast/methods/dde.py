@@ -9,13 +9,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local, Stage
-from holdfast.federation.messages import Extras
-from holdfast.federation.passes import one_pass
 from holdfast.losses import cross_entropy, distillation, neighbour_cross_entropy
 from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.context import Batch, Local, Stage
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.passes import one_pass
+from holdfast.protocol.messages import Extras
 
 MOMENTUM = 0.9  # of the head direction
 ROWS = 1024  # of the matrix of similarities at a time

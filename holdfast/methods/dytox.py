@@ -10,13 +10,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.federation.local import Batch, Local, Preset, Stage
-from holdfast.federation.messages import Extras
 from holdfast.losses import distillation, one_hot
 from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.context import Batch, Local, Preset, Stage
 from holdfast.methods.shared import Replay, mean_of
 from holdfast.models.convit import TokenModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.protocol.messages import Extras
 
 WIDE = 512  # images that the official learning rates are for
 

@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from holdfast.federation.local import Batch, Local
 from holdfast.losses import cross_entropy
 from holdfast.methods.base import STRICT, Losses, Method
+from holdfast.methods.context import Batch, Local
 
 
 @dataclass(frozen=True, config=STRICT)

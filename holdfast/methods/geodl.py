@@ -7,9 +7,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local
 from holdfast.losses import cross_entropy, distillation, geodesic_distance, geodesic_flow, subspace
 from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.context import Batch, Local
 from holdfast.methods.shared import NearestMean
 
 LEAST = 4  # images of a batch for which there is a subspace to speak of

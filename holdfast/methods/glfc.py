@@ -9,14 +9,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast import losses
-from holdfast.data.schedule import Plan
-from holdfast.federation.local import Batch, Local, Preset
-from holdfast.federation.messages import PrototypeShare, State
-from holdfast.federation.prototypes import Perturbation, share_prototypes
-from holdfast.federation.proxy import PrototypeProxy, Proxy, ProxyHome, ProxySettings
-from holdfast.federation.transition import Detector, detector_of
+from holdfast.client.detector import Detector, detector_of
+from holdfast.client.prototypes import Perturbation, share_prototypes
 from holdfast.methods.base import BCE, STRICT, Losses, Method
+from holdfast.methods.context import Batch, Local, Preset
+from holdfast.protocol.messages import PrototypeShare, State
+from holdfast.proxy.selectors import PrototypeProxy, Proxy, ProxyHome, ProxySettings
 from holdfast.seeding import torch_generator
+from holdfast.simulation.plan import Plan
 
 
 @dataclass(frozen=True, config=STRICT)

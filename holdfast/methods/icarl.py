@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 
-from holdfast.federation.local import Batch, Local, Preset
 from holdfast.losses import soft_labels, weighted_binary_cross_entropy
 from holdfast.methods.base import BCE, STRICT, Losses
+from holdfast.methods.context import Batch, Local, Preset
 from holdfast.methods.shared import NearestMean
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from holdfast.data.schedule import Plan
-from holdfast.data.timeline import Arrival
 from holdfast.methods.base import STRICT, Method
+from holdfast.simulation.plan import Plan
+from holdfast.simulation.timeline import Arrival
 
 
 @dataclass(frozen=True, config=STRICT)

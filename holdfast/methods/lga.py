@@ -9,16 +9,16 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast import losses
-from holdfast.data.schedule import Plan
+from holdfast.client.detector import Detector, detector_of
+from holdfast.client.prototypes import Perturbation, share_prototypes
 from holdfast.errors import HoldfastError
-from holdfast.federation.local import Batch, Local, Preset
-from holdfast.federation.messages import PrototypeShare, State
-from holdfast.federation.prototypes import Perturbation, share_prototypes
-from holdfast.federation.proxy import AnyRound, PrototypeProxy, Proxy, ProxyHome, ProxySettings
-from holdfast.federation.transition import Detector, detector_of
 from holdfast.methods.base import BCE, CE, STRICT, Losses
+from holdfast.methods.context import Batch, Local, Preset
 from holdfast.methods.shared import NearestMean
+from holdfast.protocol.messages import PrototypeShare, State
+from holdfast.proxy.selectors import AnyRound, PrototypeProxy, Proxy, ProxyHome, ProxySettings
 from holdfast.seeding import torch_generator
+from holdfast.simulation.plan import Plan
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 FORM = "the outputs that both losses are made of: softmax or sigmoid"

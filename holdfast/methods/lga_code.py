@@ -8,9 +8,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Local, Preset, Stage
 from holdfast.losses import TINY, sigmoid_gradient
 from holdfast.methods.base import BCE, STRICT
+from holdfast.methods.context import Local, Preset, Stage
 from holdfast.methods.lga import DETECTOR, LGA
 
 

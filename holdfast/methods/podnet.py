@@ -5,10 +5,10 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from holdfast.federation.local import Local
 from holdfast.losses import pod_flat, pod_spatial
 from holdfast.methods import shared
 from holdfast.methods.base import STRICT, Losses
+from holdfast.methods.context import Local
 from holdfast.models.incremental import Output
 
 

@@ -10,13 +10,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local, Preset, Stage
-from holdfast.federation.messages import Extras, Moment
-from holdfast.federation.proxy import LastRound, Proxy, ProxyHome
 from holdfast.losses import nca
 from holdfast.methods.base import CE, STRICT, Losses, Method
+from holdfast.methods.context import Batch, Local, Preset, Stage
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.protocol.messages import Extras, Moment
+from holdfast.proxy.selectors import LastRound, Proxy, ProxyHome
 from holdfast.seeding import torch_generator
 
 BEYOND = 2.0  # more than any cosine

@@ -9,9 +9,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from holdfast.federation.local import Batch, Local, Preset, Stage
 from holdfast.losses import distillation_by_growth, separated_cross_entropy
 from holdfast.methods.base import CE, STRICT, Losses
+from holdfast.methods.context import Batch, Local, Preset, Stage
 from holdfast.methods.shared import Replay
 
 

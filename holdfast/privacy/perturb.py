@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.data.augment import Transform
 from holdfast.models.incremental import IncrementalModel
+from holdfast.models.transform import Transform
 
 
 def perturb(

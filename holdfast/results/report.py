@@ -17,9 +17,10 @@ from PIL import Image
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.progress import track
-from holdfast.results import comparison, html, metrics, svg
+from holdfast.results import comparison, html, svg
 from holdfast.results.record import Result, configs_of, damaged, read_plan, read_run
 from holdfast.results.tables import GROUPS, by_protocol, names_of, percent, reference_of, shape
+from holdfast.server import metrics
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 NAMED = 30  # classes that have room for their names beside the confusion matrix

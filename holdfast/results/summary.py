@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.data.schedule import Plan
-from holdfast.results import metrics
 from holdfast.results.record import Result, curves_of
+from holdfast.server import metrics
+from holdfast.simulation.plan import Plan
 
 Line = Mapping[str, Any]
 

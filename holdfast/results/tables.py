@@ -14,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.config import Config
-from holdfast.data.schedule import Plan
-from holdfast.results.metrics import forgotten
 from holdfast.results.record import Result
+from holdfast.server.metrics import forgotten
+from holdfast.simulation.plan import Plan
 
 REFERENCE = "lga"  # whose advantage over the others is shown
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}

@@ -308,7 +308,7 @@ def test_one_who_stops_it_is_told_that_it_goes_on(command: Command, monkeypatch:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli_data.load_data", stop)
+    monkeypatch.setattr("holdfast.cli.data.load_data", stop)
     code, out, err = command("data", "prepare", "glyphs")
     assert (code, out) == (130, "")
     assert "stopped; what was done is kept, and the same command goes on" in err

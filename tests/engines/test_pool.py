@@ -16,7 +16,7 @@ from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, choose_engine, plan_of
-from holdfast.rounds import Federation, play
+from holdfast.simulation.rounds import Federation, play
 
 METHOD = {"name": "fedavg", "replay": True}
 

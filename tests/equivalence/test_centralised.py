@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 
 from holdfast.config import load_config
-from holdfast.data.augment import Transform
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.models.transform import Transform
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation, play
 
 SETTINGS: dict[str, Any] = {
     "seed": 5,
@@ -62,7 +62,7 @@ def test_one_client_with_all_classes_is_centralised_sgd_to_the_bit() -> None:
 
 def test_equal_clients_equal_one(monkeypatch: Any) -> None:
     """Clients that hold the same and draw the same send the same; their mean is what one of them sends."""
-    from holdfast.federation import local
+    from holdfast.methods import context as local
 
     def everyones(self: local.Local, *purpose: str | int) -> torch.Generator:
         return torch_generator(5, "round", self.job.round, "client", 0, *purpose)

@@ -8,7 +8,7 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.rounds import play
+from holdfast.simulation.rounds import play
 
 METHODS: list[dict[str, Any]] = [
     {"name": "fedavg", "replay": True},

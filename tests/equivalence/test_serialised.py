@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.client.training import ClientWork, Outcome
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.messages import Inbox, Job, PrototypeShare, Reply, State, Teachers, pack, unpack
-from holdfast.rounds import Federation, play
+from holdfast.protocol.messages import Inbox, Job, PrototypeShare, Reply, State, Teachers, pack, unpack
+from holdfast.simulation.rounds import Federation, play
 
 
 class ThroughBytes(Serial):

@@ -10,7 +10,7 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.rounds import play
+from holdfast.simulation.rounds import play
 
 Shared = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "run_shared.py"))["Shared"]
 LGA = {"name": "lga", "iterations": 3, "perturb_steps": 2}

@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from holdfast.client.training import ClientWork
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
-from holdfast.data.timeline import Arrival
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork
-from holdfast.federation.local import Local
-from holdfast.federation.messages import Inbox, Job, State
 from holdfast.methods.base import Method
+from holdfast.methods.context import Local
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.rounds import Federation
+from holdfast.protocol.messages import Inbox, Job, State
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation
+from holdfast.simulation.timeline import Arrival
 
 Kind = TypeVar("Kind", bound=IncrementalModel)
 

@@ -10,12 +10,12 @@ from clients import client_of, federation_of, grown_federation, maps_of
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
-from holdfast.federation.local import Batch, Local
-from holdfast.federation.messages import Extras
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods.afc import AFC, ImportantModel, importance_sums
-from holdfast.rounds import Federation, play
+from holdfast.methods.context import Batch, Local
+from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation, play
 
 CHANNELS = (32, 64, 128, 128)
 

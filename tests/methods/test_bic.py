@@ -12,12 +12,12 @@ from clients import client_of, federation_of, grown_federation, model_of
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
-from holdfast.federation.messages import Extras
 from holdfast.losses import distillation
 from holdfast.methods.bic import BiC, fit_correction
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation, play
 
 
 def noted_model(growths: tuple[int, ...], scale: list[float], shift: list[float]) -> IncrementalModel:

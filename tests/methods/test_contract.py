@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from holdfast.checkpoint import Checkpoints
+from holdfast.client.training import ClientWork, Outcome
 from holdfast.config import Config, load_config
 from holdfast.data.images import DataSet
 from holdfast.data.sources import load_data
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.federation.client import ClientWork, Outcome
-from holdfast.federation.messages import Inbox, State
 from holdfast.methods import METHODS
-from holdfast.rounds import Federation, play
+from holdfast.protocol.messages import Inbox, State
+from holdfast.simulation.rounds import Federation, play
 
 SMALL: dict[str, dict[str, Any]] = {"dytox": {"width": 32, "heads": 4, "depth": 2}}  # made for GPUs
 VARIANTS: list[dict[str, Any]] = [

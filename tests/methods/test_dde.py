@@ -14,14 +14,14 @@ from clients import Answers, client_of, federation_of, grown_federation
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
-from holdfast.federation.local import Local
-from holdfast.federation.messages import Extras
 from holdfast.losses import distillation, neighbour_cross_entropy
 from holdfast.methods import dde
+from holdfast.methods.context import Local
 from holdfast.methods.dde import DDE, DirectedModel, nearest_others
 from holdfast.models.incremental import ModelSpec
-from holdfast.rounds import play
+from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import play
 
 LOGITS = torch.randn(6, 4, generator=torch_generator(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 3, 1, 2, 2, 0])

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.federation.messages import Extras, Reply
-from holdfast.federation.server import Server
 from holdfast.methods.dytox import DyTox
 from holdfast.models.convit import TokenModel
 from holdfast.models.incremental import ModelSpec, grow_to
-from holdfast.rounds import Federation, play
+from holdfast.protocol.messages import Extras, Reply
 from holdfast.seeding import torch_generator
+from holdfast.server.server import Server
+from holdfast.simulation.rounds import Federation, play
 
 SMALL: dict[str, Any] = {"width": 16, "heads": 4, "depth": 1}
 METHOD = DyTox(**SMALL)

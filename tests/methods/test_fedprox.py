@@ -11,8 +11,8 @@ from clients import federation_of
 from holdfast.engines.serial import Serial
 from holdfast.methods.fedprox import FedProx
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.rounds import play
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import play
 
 
 def net(seed: int) -> IncrementalModel:

@@ -16,8 +16,8 @@ from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.losses import geodesic_distance, geodesic_flow, subspace
 from holdfast.methods.geodl import GeoDL
-from holdfast.rounds import play
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import play
 
 
 def basis(d: int, n: int, seed: int) -> Tensor:

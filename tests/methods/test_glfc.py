@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.data.augment import Transform
 from holdfast.engines.serial import Serial
-from holdfast.federation.proxy import Prototype, PrototypeProxy, ProxyHome
 from holdfast.methods.glfc import GLFC
 from holdfast.models.incremental import ModelSpec
-from holdfast.rounds import play
+from holdfast.models.transform import Transform
+from holdfast.proxy.selectors import Prototype, PrototypeProxy, ProxyHome
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import play
 
 quick_federation = partial(federation_of, "glfc", iterations=3, perturb_steps=2, detector="oracle")
 LOGITS = torch.randn(9, 5, generator=torch_generator(1), dtype=torch.float64)

@@ -12,7 +12,6 @@ from clients import Answers, client_of, federation_of, grown_federation, model_o
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
-from holdfast.federation.messages import Extras
 from holdfast.losses import weighted_binary_cross_entropy
 from holdfast.methods.afc import AFC
 from holdfast.methods.geodl import GeoDL
@@ -21,8 +20,9 @@ from holdfast.methods.lga import LGA
 from holdfast.methods.podnet import PODNet
 from holdfast.methods.shared import NearestMean, class_means, class_sums
 from holdfast.models.incremental import IncrementalModel
-from holdfast.rounds import play
+from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import play
 
 
 def loss_of(logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:

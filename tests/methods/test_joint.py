@@ -8,7 +8,7 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import plan_of
-from holdfast.rounds import play
+from holdfast.simulation.rounds import play
 
 
 def test_clients_hold_all_their_classes_from_the_day_they_join(small: dict[str, Any]) -> None:

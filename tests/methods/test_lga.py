@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.data.augment import Transform
+from holdfast.client.prototypes import Perturbation, nearest_to_mean
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.federation.prototypes import Perturbation, nearest_to_mean
-from holdfast.federation.proxy import AnyRound, PrototypeProxy, ProxyHome
 from holdfast.methods.lga import LGA, LGAPaper
 from holdfast.models.incremental import ModelSpec
-from holdfast.rounds import Federation, play
+from holdfast.models.transform import Transform
+from holdfast.proxy.selectors import AnyRound, PrototypeProxy, ProxyHome
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation, play
 
 quick_federation = partial(federation_of, "lga", iterations=3, perturb_steps=2)
 

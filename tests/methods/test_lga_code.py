@@ -8,8 +8,8 @@ import pytest
 import torch
 from clients import client_of, grown_federation
 
-from holdfast.federation.local import Preset
 from holdfast.methods.base import BCE
+from holdfast.methods.context import Preset
 from holdfast.methods.lga_code import LGACode, cumulative_weights, drops_in_round
 from holdfast.seeding import torch_generator
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from clients import Answers, client_of, grown_federation, maps_of, model_of
 from torch import Tensor
 
-from holdfast.federation.client import train
+from holdfast.client.training import train
 from holdfast.losses import nca, pod_flat, pod_spatial
 from holdfast.methods.podnet import PODNet
 from holdfast.models.heads import ProxyModel
-from holdfast.rounds import Federation
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from clients import client_of, federation_of, grown_federation, model_of
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
-from holdfast.federation.messages import Extras
 from holdfast.losses import nca
 from holdfast.methods.podnet import PODNet
 from holdfast.methods.shared import place_proxies, tuned_classifier
 from holdfast.models.heads import PROXIES, ProxyBlock, ProxyModel
-from holdfast.rounds import Federation, play
+from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation, play
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import pytest
 import torch
 from clients import client_of, federation_of
 
-from holdfast.federation.messages import State
-from holdfast.federation.prototypes import nearest_to_mean, share_prototypes
+from holdfast.client.prototypes import nearest_to_mean, share_prototypes
 from holdfast.methods.bic import BiC
 from holdfast.methods.dde import DDE
 from holdfast.methods.shared import class_sums
 from holdfast.privacy.encode import labels_of
-from holdfast.rounds import Federation
+from holdfast.protocol.messages import State
+from holdfast.simulation.rounds import Federation
 
 
 @pytest.fixture

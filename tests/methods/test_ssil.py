@@ -14,8 +14,8 @@ from torch import Tensor
 from holdfast.engines.serial import Serial
 from holdfast.losses import distillation_by_growth, separated_cross_entropy
 from holdfast.methods.ssil import SSIL
-from holdfast.rounds import Federation, play
 from holdfast.seeding import torch_generator
+from holdfast.simulation.rounds import Federation, play
 
 
 @pytest.fixture

@@ -1,0 +1,311 @@
+"""The doors to results of several runs: `holdfast compare`, `reproduce`, `report` and `export`."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from holdfast.cli.data import Json, Root, a_png, out, use_root
+from holdfast.compare import Spec, grid, known_runs, names_of_specs, one_protocol, parse_seeds, parse_specs, run_all
+from holdfast.config import Config, Metrics, load_config, parse_setting, tasks_setting
+from holdfast.data.sources import place_of, source_of
+from holdfast.errors import HoldfastError, nearest
+from holdfast.experiment import run_name
+from holdfast.files import write_atomic
+from holdfast.paper import published as paper
+from holdfast.paper.pages import page_of
+from holdfast.paper.tables import Found
+from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
+from holdfast.results import comparison
+from holdfast.results.export import write_csv, write_events
+from holdfast.results.plots import comparison_curves
+from holdfast.results.record import read_result
+from holdfast.results.report import runs_in, write_report
+from holdfast.results.tables import rows_table
+
+Format = Literal["text", "markdown", "latex", "csv", "json"]
+WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
+    "markdown": comparison.as_markdown,
+    "latex": comparison.as_latex,
+    "csv": comparison.as_csv,
+    "json": lambda table: json.dumps(comparison.as_json(table)) + "\n",
+}
+
+
+def compare(
+    config: Annotated[Path | None, typer.Argument(help="a TOML file; see configs/", show_default=False)] = None,
+    methods: Annotated[
+        str, typer.Option(help="with commas; with settings of their own: fedavg\\[replay=true],lga\\[cbl=false]")
+    ] = "fedavg,lga",
+    seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
+    dataset: Annotated[str | None, typer.Option(help="see `holdfast data list`")] = None,
+    tasks: Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="ROOM.KEY=VALUE", help="any setting, for all methods")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="the method whose improvement over the others is shown; the last if not given")
+    ] = None,
+    measure: Annotated[str, typer.Option(help="one of " + ", ".join(comparison.MEASURES))] = "accuracy",
+    form: Annotated[Format, typer.Option("--format", help="how the table is printed")] = "text",
+    runs: Annotated[Path, typer.Option(help="the folder that holds the runs' folders")] = Path("runs"),
+    save: Annotated[
+        Path | None, typer.Option(help="also write the table as .md, .tex, .csv and .json into this folder")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="also draw the curves into this PNG file", callback=a_png)
+    ] = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Run methods with the same seeds under one protocol and set them side by side; what is done is not done again."""
+    use_root(root)
+    if measure not in comparison.MEASURES:
+        raise HoldfastError(f"unknown --measure {measure}; use {', '.join(comparison.MEASURES)}")
+    flags = [parse_setting(text) for text in set_ or []]
+    for key, option in (("seed", "--seeds"), ("method.name", "--methods")):
+        if key in dict(flags):
+            raise HoldfastError(f"--set {key} is for all methods and seeds, which {option} lists; use {option}")
+    flags += [("data.name", dataset)] if dataset else []
+    flags += [tasks_setting(tasks)] if tasks else []
+
+    def build(settings: list[tuple[str, Any]]) -> Config:
+        return load_config(config, [*flags, *settings])
+
+    specs, numbers = parse_specs(methods), parse_seeds(seeds)
+    configs = grid(build, specs, numbers)
+    one_protocol(specs, configs[:: len(numbers)])
+    names = names_of_specs(specs, configs[:: len(numbers)])
+    chosen = None if reference is None else _reference(reference, specs, names)
+    if save:
+        _check_folder(save)
+    if picture:
+        _check_file(picture)
+    if measure != "accuracy":
+        wanted = {run_name(config) for config in configs}
+        for folder in (place for name, place in known_runs(runs).items() if name in wanted):
+            if comparison.MEASURES[measure] not in (read_result(folder).curves or {}):
+                raise HoldfastError(f"{folder}, of an older version, has no {measure}; delete it to have it run again")
+    done = run_all(configs, runs)
+    results = [replace(run.result, method=names[i // len(numbers)]) for i, run in enumerate(done)]
+    table = comparison.compared(results, chosen, measure)
+    if form == "text" and not as_json:
+        width = 32 + max(len(name) for name in names) + 8 * len(table.seen)
+        out.print(comparison.as_text(table), width=max(out.width, width), crop=False)
+    else:
+        sys.stdout.write(WRITERS["json" if as_json else form](table))
+    if picture:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        comparison_curves(results, picture, measure)
+    if save:
+        save.mkdir(parents=True, exist_ok=True)
+        for kind, suffix in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
+            write_atomic(save / f"comparison.{suffix}", WRITERS[kind](table).encode())
+
+
+def _reference(word: str, specs: Sequence[Spec], names: Sequence[str]) -> str:
+    """The name of the row that a user means, who may write it as in --methods."""
+    known = {spec.text: name for spec, name in zip(specs, names, strict=True)} | {name: name for name in names}
+    for text, name in known.items():
+        if text.replace(" ", "") == word.replace(" ", ""):
+            return name
+    raise HoldfastError(f"--reference {word!r} is none of the methods compared: {', '.join(dict.fromkeys(names))}")
+
+
+def _check_folder(folder: Path) -> None:
+    """Says before anything is run that nothing could be written there."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise HoldfastError(f"cannot write to the folder {folder}: {there} is a file; choose another")
+    if not os.access(there, os.W_OK):
+        raise HoldfastError(f"cannot write to the folder {folder}: {there} is not yours to write to; choose another")
+
+
+def _check_file(file: Path) -> None:
+    """The same of a file."""
+    if file.is_dir():
+        raise HoldfastError(f"cannot write {file}, which is a folder; name a file")
+    _check_folder(file.parent)
+
+
+def reproduce(
+    item: Annotated[str, typer.Argument(help="list, table1 ... table12, fig3 ... fig8, or all")],
+    scale: Annotated[
+        Scale, typer.Option(help="mini: runs on two cores, with stand-in data; paper: as published")
+    ] = "mini",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="which to run: with commas, as the tables name them; all; a short list for most if not given"
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
+    runs: Annotated[Path, typer.Option(help="the folder in which runs are looked for and written")] = Path("runs"),
+    to: Annotated[Path, typer.Option(help="the folder for pages, pictures and CSV files")] = Path("reproduced"),
+    show: Annotated[
+        bool, typer.Option("--show", help="make the pages from the runs that are there; run nothing")
+    ] = False,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Make a table or figure of the paper: our figures beside the published ones."""
+    use_root(root)
+    if item == "list":
+        _list_items(scale, as_json)
+        return
+    names = list(ITEMS) if item == "all" else [item]
+    for name in names:
+        if name not in ITEMS:
+            raise HoldfastError(f"there is no {name!r} to reproduce; {nearest(name, [*ITEMS, 'all', 'list'])}")
+    if methods and methods != "all" and len(names) > 1:
+        everybody = {one.method for name in names for one in ITEMS[name].experiments}
+        for one in (word.strip() for word in methods.split(",")):
+            if one not in everybody:
+                raise HoldfastError(f"no table has a method {one!r}; {nearest(one, everybody)}")
+    numbers = parse_seeds(seeds)
+    if show and not runs.is_dir() and any(ITEMS[name].experiments for name in names):
+        raise HoldfastError(f"there is no folder {runs} with runs to show; name another with --runs, or omit --show")
+    _check_folder(to)
+    same = f" --seeds {','.join(map(str, numbers))}" if numbers != list(paper.SEEDS) else ""
+    same += f" --runs {shlex.quote(str(runs))}" if runs != Path("runs") else ""
+    pages = []
+    for name in names:
+        chosen = ITEMS[name]
+        named = [one.strip() for one in methods.split(",")] if methods and methods != "all" else None
+        known_methods = list(dict.fromkeys(experiment.method for experiment in chosen.experiments))
+        for one in named or ():
+            if one not in known_methods and len(names) == 1:
+                raise HoldfastError(f"{name} has no method {one!r}; it has {', '.join(known_methods) or 'none'}")
+        everything = [experiment.method for experiment in chosen.experiments] if methods == "all" else None
+        wanted = chosen.wanted(scale, named or everything)
+        needs = "prototypes.png" if name == "fig5" else None
+        if not show:
+            wanted = _available(wanted, scale)
+            run_all([config_of(one, scale, seed) for one in wanted for seed in numbers], runs, needs)
+        known = known_runs(runs, needs)
+        found = {
+            one: Found(tuple(there), tuple(read_result(folder) for folder in there))
+            for one in chosen.wanted(scale, known_methods)
+            if (there := [known[n] for n in (run_name(config_of(one, scale, s)) for s in numbers) if n in known])
+        }
+        command = f"holdfast reproduce {name} --scale {scale}{same}"
+        options = (f" --methods {shlex.quote(methods)}" if methods else "") + (" --show" if show else "")
+        page, draw, numbers_csv = page_of(
+            chosen, scale, found, numbers, f"{command}{options}", f"{command} --methods all"
+        )
+        to.mkdir(parents=True, exist_ok=True)
+        stem = chosen.stem(scale)
+        write_atomic(to / f"{stem}.md", page.encode())
+        if numbers_csv:
+            write_atomic(to / f"{stem}.csv", numbers_csv.encode())
+        if draw and found:
+            draw(to / f"{stem}.png")
+        pages.append(str(to / f"{stem}.md"))
+        if not as_json:
+            out.print(Markdown(page))
+    if as_json:
+        print(json.dumps({"pages": pages}))
+
+
+def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
+    """Those whose data set is here; the others are named, and if there is none at all that is an error."""
+    missing: dict[str, HoldfastError] = {}
+    for one in wanted:
+        settings = config_of(one, scale, 0).data
+        if source_of(settings.name).patterns and one.dataset not in missing:
+            try:
+                place_of(settings)
+            except HoldfastError as error:
+                missing[one.dataset] = error
+    here = [one for one in wanted if one.dataset not in missing]
+    if wanted and not here:
+        raise next(iter(missing.values()))
+    for what in missing.values():
+        Console(stderr=True).print(f"left out: {what}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    return here
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
+    to: Annotated[Path, typer.Option("--out", help="the HTML file")] = Path("report.html"),
+    metrics: Annotated[
+        Metrics | None, typer.Option(help="F1 and recall that are shown; as each run's config says, if not given")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one page that shows everything about a run, or several side by side; it opens without a network."""
+    _check_file(to)
+    found = write_report(runs, to, metrics)
+    print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
+
+
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
+    to: Annotated[Path, typer.Option("--out", help="the folder to write to; a file or folder for each run")],
+    form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
+    as_json: Json = False,
+) -> None:
+    """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
+    found = [run.resolve() for run in runs_in(runs)]
+    names = _file_names(found)
+    for name in names:
+        _check_folder(to / name if form == "tensorboard" else to)
+    to.mkdir(parents=True, exist_ok=True)
+    files = []
+    for run, name in zip(found, names, strict=True):
+        if form == "csv":
+            write_csv(run, to / f"{name}.csv")
+        files.append(to / f"{name}.csv" if form == "csv" else write_events(run, to / name))
+    print(json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files)))
+
+
+def _file_names(runs: Sequence[Path]) -> list[str]:
+    """A name for each run's file: as much of the end of the paths as tells all of them apart."""
+    for depth in range(1, max(len(run.parts) for run in runs)):
+        names = ["-".join(run.parts[1:][-depth:]) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    raise HoldfastError("two of these runs would be written to files of one name; export them one by one")
+
+
+def _list_items(scale: Scale, as_json: bool) -> None:
+    """What each item asks and costs."""
+    facts = []
+    for item in ITEMS.values():
+        wanted = item.wanted(scale)
+        images, hours = sum(passes(config_of(one, scale, 0)) for one in wanted), _hours(wanted, scale)
+        facts.append((item.name, item.title, len(wanted), images, round(hours, 2)))
+    keys = ("item", "about", "runs_a_seed", "images_a_seed", "hours_a_seed")
+    if as_json:
+        print(json.dumps([dict(zip(keys, line, strict=True)) for line in facts]))
+        return
+    rows = [
+        [name, about, str(runs), f"{images / 1e6:.1f}", f"{hours:.1f}"] for name, about, runs, images, hours in facts
+    ]
+    out.print(
+        rows_table("", ["item", "what it asks", "runs a seed", "million images trained on", "hours a seed"], rows)
+    )
+    out.print(COSTS[scale], highlight=False, soft_wrap=True)
+    out.print("Tables and figures share runs: what one has made the next does not make again.", highlight=False)
+
+
+SPEED = 1.1e3  # images trained on a second at mini scale, with teachers, by two cores; measured
+# Of ResNet-18 with a teacher at 20 TFLOP/s, by the operations that each image size takes (docs/performance.md).
+GPU_SPEED = {"cifar100": 4.5e3, "mini-imagenet": 8.4e3, "tiny-imagenet": 1.1e3, "imagenet": 1.4e3}
+COSTS = {
+    "mini": "hours: on two cores like those of docs/performance.md.",
+    "paper": "hours: on one GPU of 20 TFLOP/s, as assumed in docs/performance.md; nobody has measured them.",
+}
+
+
+def _hours(wanted: list[Experiment], scale: Scale) -> float:
+    speeds = [SPEED if scale == "mini" else GPU_SPEED[one.dataset] for one in wanted]
+    return sum(passes(config_of(one, scale, 0)) / speed for one, speed in zip(wanted, speeds, strict=True)) / 3600

@@ -1,1 +1,0 @@
-"""Clients, the global server, and what passes between them."""

@@ -1,0 +1,1 @@
+"""The published tables and figures of LGA's paper, ours beside them, and their pages."""

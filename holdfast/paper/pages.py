@@ -1,0 +1,210 @@
+"""The pages of the paper's tables and figures: what each shows, what it was made with, and what is missing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+from holdfast.config import Config, load_config
+from holdfast.files import write_atomic
+from holdfast.paper.tables import (
+    TITLES,
+    WORDS,
+    Runs,
+    block_markdown,
+    blocks_of,
+    common_seeds,
+    curve_rows,
+    of_seeds,
+    orders_markdown,
+    traffic_lines,
+    traffic_markdown,
+)
+from holdfast.reproduce import Experiment, Item, Scale, config_of, spec_of, stand_in
+from holdfast.results import plots
+from holdfast.results.record import read_record
+from holdfast.results.tables import as_csv
+
+SHOWN = ("accuracy", "f1", "recall")
+BATCHES = (
+    "The published F1 and recall fit averages over batches of 128, in which most classes are absent and count as 0 "
+    "(see docs/report.md): ours, computed so, stand beside them; those over the whole test set stand alone."
+)
+
+
+def draw(item: Item, runs: Runs, file: Path) -> None:
+    """A figure's picture."""
+    if item.name in ("fig3", "fig4"):
+        panels: dict[tuple[str, str], dict[str, list[list[float]]]] = {}
+        for measure in ("f1", "recall"):
+            for one in item.experiments:
+                if found := runs.get(one):
+                    curves = [[100 * value for value in curve] for curve in found.curves(measure) if curve]
+                    panels.setdefault((WORDS[measure], f"T = {one.tasks}"), {})[one.method] = curves
+        plots.panels_of_curves(panels, "after task", file)
+    elif item.name in ("fig6", "fig7"):
+        bars: dict[str, dict[str, dict[str, float]]] = {}
+        for tasks in sorted({one.tasks for one in runs}):
+            there = {one.method: found for one, found in runs.items() if one.tasks == tasks}
+            seeds = common_seeds(list(there.values()))
+            if seeds:  # small differences are to be seen, which no other seed may cover
+                panel = bars[f"T = {tasks}{of_seeds(seeds)}"] = {}
+                for method, found in there.items():
+                    of = {m: found.only(seeds).curves(m) for m in SHOWN}
+                    if all(curve for curves in of.values() for curve in curves):
+                        panel[method] = {WORDS[m]: 100 * mean(map(mean, curves)) for m, curves in of.items()}
+        plots.panels_of_bars(bars, file)
+    elif item.name == "fig8":
+        panels = {}
+        for one in item.experiments:
+            if found := runs.get(one):
+                lines = [read_record(folder) for folder in found.folders]
+                for key, word in (("accuracy", "accuracy"), ("macro_f1", "macro F1")):
+                    curves = [[100 * line[key] for line in record] for record in lines]
+                    panels.setdefault((word, f"T = {one.tasks}"), {})[one.method] = curves
+        plots.panels_of_curves(panels, "round", file, marks=False)
+
+
+NOTES = {
+    "fig3": "The paper's curves have no numbers in its text: these are ours alone.",
+    "fig4": "The paper's curves have no numbers in its text: these are ours alone.",
+    "fig5": "Rows: original, perturbed by its client, reconstructed by the proxy.",
+    "fig6": "The paper's bars have no numbers in its text: these are ours alone.",
+    "fig7": "The paper's bars have no numbers in its text: these are ours alone.",
+    "fig8": "The paper's curves have no numbers in its text: these are ours alone.",
+}
+
+
+def page_of(
+    item: Item, scale: Scale, runs: Runs, seeds: Sequence[int], command: str, whole: str
+) -> tuple[str, Callable[[Path], None] | None, str | None]:
+    """A Markdown page, what draws its picture, and its numbers as CSV; `command` made it, `whole` runs the rest."""
+    table, draws, numbers = item.name.startswith("table"), None, as_csv(curve_rows(item, scale, runs))
+    notes = ["In brackets: as published."] if table else [NOTES[item.name]]
+    if item.name == "table10":
+        lines = traffic_lines(scale, seeds)
+        body, numbers = traffic_markdown(scale, lines), as_csv([["what", "MB a task", "published"], *lines])
+        options = f"scale {scale}; plans of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    else:
+        options = f"scale {scale}; {_seeds(runs)}"
+    if item.name == "table12":
+        body = orders_markdown(scale, runs)
+    elif table and item.experiments:
+        blocks = [
+            block for block in blocks_of(item, scale, runs) if any(ours or theirs for _, ours, theirs in block.lines)
+        ]
+        body = "\n".join(map(block_markdown, blocks))
+        notes += [BATCHES] * (item.name in ("table9", "table11")) + _shared(item, scale)
+    elif not table:
+        draws = _drawing(item, runs)
+        notes += [] if scale == "paper" else [_stand_ins(item)]
+        body = f"![{item.title}]({item.stem(scale)}.png)\n" if draws else "Nothing has been run for it yet.\n"
+    where = "" if scale == "mini" else " at the published scale"
+    heading = f"# {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`. {' '.join(notes)}"
+    missing = _missing(item, scale, runs)
+    rest = f"\nNot run here: {', '.join(missing)}; `{whole}`.\n" if missing else ""
+    page = f"{heading}\n\n{body}{_options(item, scale, runs)}{rest}"
+    return page, draws, None if item.name == "fig5" else numbers
+
+
+def _seeds(runs: Runs) -> str:
+    """Of the runs of each number of tasks, where these differ; a table has their number in each line."""
+    groups: dict[int, set[int]] = {}
+    for one, found in runs.items():
+        groups.setdefault(one.tasks, set()).update(result.seed for result in found.results)
+    words = {tasks: ", ".join(map(str, sorted(seeds))) for tasks, seeds in sorted(groups.items())}
+    if len(set(words.values())) > 1:
+        return "seeds " + "; ".join(f"{text} (T = {tasks})" for tasks, text in words.items())
+    return f"seeds {next(iter(words.values()), 'none')}"
+
+
+def _options(item: Item, scale: Scale, runs: Runs) -> str:
+    """What the runs were made with, as far as the page does not say it elsewhere: the federation, and each method's own
+    settings; once for all parts of the page that have the same."""
+    parts: dict[str, tuple[str, dict[str, None]]] = {}
+    for one in item.experiments:
+        if one in runs:
+            config = config_of(one, scale, 0)
+            _, methods = parts.setdefault(f"{TITLES[one.dataset]}, T = {one.tasks}", (_federation(one, config), {}))
+            methods[f"{one.method}: {_own(one, config)}"] = None
+    alike: dict[str, list[str]] = {}
+    for where, (federation, methods) in parts.items():
+        alike.setdefault(f"{federation}. {'; '.join(methods)}.", []).append(where)
+    lines = [f"- {'; '.join(places)}: {text}\n" for text, places in alike.items()]
+    return "\nOptions (all others are as `holdfast settings` lists them):\n\n" + "".join(lines) if lines else ""
+
+
+def _own(one: Experiment, config: Config) -> str:
+    """The settings of a method and its training that are not its defaults, and the learning rate."""
+    spec = spec_of(one.method)
+    bare = load_config(None, [("method.name", spec.name), *spec.settings])
+    words = [f"lr={config.train.lr:g}"]
+    for room, own, usual in (("method", config.method, bare.method), ("train", config.train, bare.train)):
+        for key, value in asdict(own).items():
+            if value != asdict(usual)[key] and f"{room}.{key}" not in ("train.lr", "train.epochs", "train.batch"):
+                words.append(f"{key}={value}")
+    return ", ".join(words)
+
+
+def _federation(one: Experiment, config: Config) -> str:
+    plan, train, images = config.plan, config.train, config.data.train_per_class
+    words = [
+        *([f"{images} training images a class"] if images else []),
+        f"{plan.clients} clients and {plan.join_per_task} more in each task",
+        f"{plan.selected} selected a round",
+        f"{plan.rounds} rounds of {train.epochs} epochs a task in batches of {train.batch}",
+        *([f"{100 * plan.class_share:.0f} % of a task's classes a client"] if one.share is None else []),
+        *([f"{plan.memory} exemplars a client"] if one.memory is None else []),
+        config.model.name,
+    ]
+    return ", ".join(words)
+
+
+def _missing(item: Item, scale: Scale, runs: Runs) -> list[str]:
+    """The methods that have not been run; with what they lack, if that is not everything."""
+    everything = item.wanted(scale, [one.method for one in item.experiments])
+    lacking: dict[str, list[Experiment]] = {}
+    for one in everything:
+        if one not in runs:
+            lacking.setdefault(one.method, []).append(one)
+    words = []
+    for method, some in sorted(lacking.items()):
+        whole = len(some) == sum(one.method == method for one in everything)
+        words.append(method if whole else f"{method} ({'; '.join(_within(one, everything) for one in some)})")
+    return words
+
+
+def _within(one: Experiment, others: Sequence[Experiment]) -> str:
+    """That by which an experiment differs from others of its method."""
+    facts = {
+        "dataset": TITLES[one.dataset],
+        "tasks": f"T = {one.tasks}",
+        "share": f"{one.share} % of classes",
+        "memory": f"memory {one.memory}",
+        "order": f"order {one.order}",
+    }
+    return ", ".join(text for key, text in facts.items() if len({getattr(other, key) for other in others}) > 1)
+
+
+def _shared(item: Item, scale: Scale) -> list[str]:
+    """Two data sets that the same images stand in for."""
+    twins = {"table1": "table2", "table2": "table1", "table4": "table5", "table5": "table4"}
+    twins |= {"table7": "table8", "table8": "table7"}
+    if scale == "paper" or item.name not in twins:
+        return []
+    return [f"The same images stand in for MiniImageNet and TinyImageNet: {twins[item.name]} has the same runs."]
+
+
+def _stand_ins(item: Item) -> str:
+    wanted = [one for one in item.experiments if one.tasks in item.mini_tasks]
+    pairs = dict.fromkeys(f"{TITLES[one.dataset]}, T = {one.tasks}: {stand_in(one).about}" for one in wanted)
+    return f"Stand-in data: {'; '.join(pairs)}."
+
+
+def _drawing(item: Item, runs: Runs) -> Callable[[Path], None] | None:
+    """What draws the figure, if there is anything to draw."""
+    if item.name == "fig5":
+        sheets = [folder / "prototypes.png" for found in runs.values() for folder in found.folders]
+        sheet = next((file for file in sheets if file.exists()), None)
+        return None if sheet is None else lambda file: write_atomic(file, sheet.read_bytes())
+    return (lambda file: draw(item, runs, file)) if runs else None

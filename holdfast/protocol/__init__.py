@@ -1,0 +1,1 @@
+"""Every message that crosses a boundary between parties, and its codec."""

@@ -1,0 +1,1 @@
+"""The proxy: who picks the old models that clients distil from."""

@@ -1,0 +1,106 @@
+"""The plan of a federation whose data say who holds what, and maybe when it comes."""
+
+from typing import TYPE_CHECKING
+
+from holdfast.data.images import DataSet, Stream
+from holdfast.errors import HoldfastError
+from holdfast.seeding import draw, generator
+from holdfast.simulation.class_order import class_order
+from holdfast.simulation.plan import Plan, equal_tasks
+from holdfast.simulation.timeline import Arrival
+
+if TYPE_CHECKING:
+    from holdfast.config import PlanSettings
+
+Tasks = tuple[tuple[int, ...], ...]
+
+
+def plan_of_folders(settings: "PlanSettings", data: DataSet, seed: int) -> Plan:
+    """Clients hold what their folders hold, and join with their first data. With a stream, a task begins whenever a
+    class comes that nobody has had before. Without one, tasks are those of the settings, and each brings every client
+    what it has of their classes. While fewer clients are present than are to be selected, all are."""
+    owned = _owned(data)
+    tasks, starts, rounds, comings = (
+        _of_stream(settings, data, data.stream, owned) if data.stream else _of_schedule(settings, data, owned)
+    )
+    arrivals = []
+    for client, name in enumerate(data.clients):
+        mine = [
+            Arrival(number, classes, tuple(sorted(i for c in classes for i in owned[client][c])))
+            for number, classes in comings[client]
+        ]
+        if not mine or not mine[0].classes:
+            raise HoldfastError(f"client {name!r} has no images of the classes that are used; remove its folder")
+        arrivals.append(tuple(mine))
+    joined = [mine[0].round for mine in arrivals]
+    if min(joined) > 0:
+        raise HoldfastError(f"nobody has data before round {min(joined) + 1}; let something arrive in round 1")
+    groups = tuple(
+        tuple(_group(mine, start, end) for mine in arrivals)
+        for start, end in zip(starts, (*starts[1:], rounds), strict=True)
+    )
+    selected = []
+    for number in range(rounds):
+        present = [client for client, since in enumerate(joined) if since <= number]
+        count = min(settings.selected, len(present))
+        selected.append(tuple(draw(generator(seed, "plan", "selected", number), present, count)))
+    growths = tuple(zip(starts, tasks, strict=True))
+    return Plan(tasks, starts, settings.rounds, tuple(arrivals), tuple(selected), growths, groups)
+
+
+def _owned(data: DataSet) -> list[dict[int, list[int]]]:
+    """The training images that each client has of each class."""
+    assert data.train.owners is not None
+    owned: list[dict[int, list[int]]] = [{} for _ in data.clients]
+    for row, (client, label) in enumerate(zip(data.train.owners.tolist(), data.train.labels.tolist(), strict=True)):
+        owned[client].setdefault(label, []).append(row)
+    return owned
+
+
+Comings = list[list[tuple[int, tuple[int, ...]]]]  # for each client: (round, classes), in time order
+
+
+def _of_schedule(
+    settings: "PlanSettings", data: DataSet, owned: list[dict[int, list[int]]]
+) -> tuple[Tasks, tuple[int, ...], int, Comings]:
+    tasks = equal_tasks(settings.tasks, class_order(settings.order, data.classes))
+    starts = tuple(t * settings.rounds for t in range(len(tasks)))
+    comings: Comings = [[] for _ in data.clients]
+    for start, classes in zip(starts, tasks, strict=True):
+        for client, mine in enumerate(owned):
+            now = tuple(c for c in classes if c in mine)
+            if now or (comings[client] and settings.zo_data == "memory"):
+                comings[client].append((start, now))
+    return tasks, starts, len(tasks) * settings.rounds, comings
+
+
+def _of_stream(
+    settings: "PlanSettings", data: DataSet, stream: Stream, owned: list[dict[int, list[int]]]
+) -> tuple[Tasks, tuple[int, ...], int, Comings]:
+    index = {name: c for c, name in enumerate(data.classes)}  # a part of the classes may be left out by data.classes
+    comings: Comings = [[] for _ in data.clients]
+    born: dict[int, list[int]] = {}
+    seen: set[int] = set()
+    for number, client, names in stream.arrivals:
+        known = (index[name] for name in names if name in index)
+        classes = tuple(c for c in known if c in owned[client])  # of some, no image may be left
+        if not classes and names:
+            continue
+        comings[client].append((number, classes))
+        born.setdefault(number, []).extend(c for c in classes if c not in seen)
+        seen.update(classes)
+    tasks = {number: tuple(dict.fromkeys(new)) for number, new in born.items() if new}
+    starts = tuple(sorted(tasks))
+    rounds = stream.rounds or starts[-1] + settings.rounds
+    last = max(number for mine in comings for number, _ in mine)
+    return tuple(tasks[start] for start in starts), starts, max(rounds, last + 1), comings
+
+
+def _group(arrivals: tuple[Arrival, ...], start: int, end: int) -> str:
+    """What a client is in a task: it joins (Za; in the first task Zn), moves on to new data (Zn) or stays (Zo)."""
+    first = arrivals[0].round
+    if first >= end:
+        return ""
+    if first >= start:
+        return "Za" if start else "Zn"
+    return "Zn" if any(start <= a.round < end and a.classes for a in arrivals) else "Zo"
