@@ -16,9 +16,10 @@ import torch
 
 from holdfast.errors import HoldfastError
 from holdfast.files import unfinished, write_atomic
-from holdfast.protocol.messages import Snapshot, State, pack, unpack
+from holdfast.protocol.codec import MalformedMessage, Snapshot, pack, unpack
+from holdfast.protocol.state import ClientState
 from holdfast.server.metrics import Counts
-from holdfast.simulation.rounds import Federation
+from holdfast.simulation.federation import Federation
 
 KEPT = 2  # rounds
 SEGMENTS = 32  # of client states, before they are written anew as one
@@ -29,7 +30,7 @@ class Damaged(Exception):
 
 
 # as what a torn or tampered file shows itself
-BROKEN = (Damaged, KeyError, ValueError, TypeError, AttributeError, FileNotFoundError)
+BROKEN = (Damaged, MalformedMessage, KeyError, ValueError, TypeError, AttributeError, FileNotFoundError)
 
 
 class Checkpoints:
@@ -41,8 +42,8 @@ class Checkpoints:
         self.record = ""  # the hash of the record's lines up to the round that was restored
 
     def save(self, done: int, federation: Federation, counts: Counts, record: str = "") -> None:
-        """Writes what this round has changed; `done` is the number of rounds played, `record` the hash of their lines
-        in the record, if there is one."""
+        """Writes what this round has changed; `done` is how many rounds are done, `record` the hash of their lines in
+        the record, if there is one."""
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -61,7 +62,8 @@ class Checkpoints:
         self._tidy()
 
     def restore(self, federation: Federation) -> tuple[int, Counts | None, list[str]]:
-        """Brings the federation to its newest sound checkpoint: rounds played, the last counts, and what was wrong."""
+        """Brings the federation to its newest sound checkpoint; returns how many rounds are done, the last counts, and
+        what was wrong."""
         complaints = []
         for file in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
@@ -149,26 +151,23 @@ class Role(Protocol):
 def _roles(federation: Federation) -> dict[str, Role]:
     return {
         "server": federation.server,
-        "proxy": federation.proxy,
-        "detector": federation.detector,
+        "selector": federation.selector,
         "population": federation.population,
     }
 
 
 def _snapshots(federation: Federation, counts: Counts) -> dict[str, Snapshot]:
-    facts = {"announced": federation.announced, "last_growth": federation.last_growth}
-    parts: dict[str, Snapshot] = {"loop": ({"counts": torch.from_numpy(np.ascontiguousarray(counts))}, facts)}
-    for role, player in _roles(federation).items():
-        parts |= {f"{role}/{name}": snapshot for name, snapshot in player.snapshot().items()}
+    parts: dict[str, Snapshot] = {"loop": ({"counts": torch.from_numpy(np.ascontiguousarray(counts))}, {})}
+    for role, owner in _roles(federation).items():
+        parts |= {f"{role}/{name}": snapshot for name, snapshot in owner.snapshot().items()}
     return parts
 
 
 def _restore(federation: Federation, parts: Mapping[str, Snapshot]) -> Counts:
-    tensors, facts = parts["loop"]
-    federation.announced, federation.last_growth = tuple(facts["announced"]), facts["last_growth"]
-    for role, player in _roles(federation).items():
+    tensors, _ = parts["loop"]
+    for role, owner in _roles(federation).items():
         start = f"{role}/"
-        player.restore({name[len(start) :]: part for name, part in parts.items() if name.startswith(start)})
+        owner.restore({name[len(start) :]: part for name, part in parts.items() if name.startswith(start)})
     counts: Counts = tensors["counts"].numpy()
     return counts
 
@@ -177,15 +176,15 @@ def _hash(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def _join(states: list[State]) -> bytes:
+def _join(states: list[ClientState]) -> bytes:
     """States one after another, each with its length before it."""
     blobs = [state.to_bytes() for state in states]
     return b"".join(len(blob).to_bytes(8, "little") + blob for blob in blobs)
 
 
-def _split(blob: bytes) -> Iterator[State]:
+def _split(blob: bytes) -> Iterator[ClientState]:
     place = 0
     while place < len(blob):
         length = int.from_bytes(blob[place : place + 8], "little")
-        yield State.from_bytes(blob[place + 8 : place + 8 + length])
+        yield ClientState.from_bytes(blob[place + 8 : place + 8 + length])
         place += 8 + length

@@ -11,126 +11,20 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from holdfast.data.sources import SOURCES, source_of
+from holdfast.data.settings import DataSettings
+from holdfast.data.sources import source_of
+from holdfast.engines.settings import RunSettings
 from holdfast.errors import HoldfastError, nearest
 from holdfast.methods import METHODS
-from holdfast.methods.base import STRICT, Method
-from holdfast.methods.context import Preset
+from holdfast.methods.base import Method
+from holdfast.methods.settings import TrainSettings
 from holdfast.models import BACKBONES
+from holdfast.models.settings import ModelSettings
+from holdfast.protocol.enrolment import Preset
+from holdfast.settings import setting
+from holdfast.simulation.settings import PlanSettings
 
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 Metrics = Literal["whole", "batchwise128"]
-
-
-def _setting(default: Any, about: str) -> Any:
-    return Field(default=default, description=about)
-
-
-@dataclass(frozen=True, config=STRICT)
-class DataSettings:
-    """Which images, and which part of them."""
-
-    name: str = _setting("glyphs", "data set: " + ", ".join(SOURCES) + ":<path>")
-    path: str | None = _setting(None, "the archive or folder of the data set, if it is not found below HOLDFAST_DATA")
-    classes: Annotated[int, Field(ge=2, le=100_000)] | None = _setting(
-        None, "how many classes; all if not given, 25 for glyphs"
-    )
-    first_class: Annotated[int, Field(ge=0, le=100_000)] = _setting(0, "leave out the classes before this one")
-    train_per_class: Count | None = _setting(
-        None, "only the first so many training images of a class; in a federated folder, of each client"
-    )
-    test_per_class: Count | None = _setting(None, "only the first so many test images of a class")
-    size: Annotated[int, Field(ge=16, le=512)] | None = _setting(
-        None, "image side in pixels; the data set's own, if not given"
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(
-        0, "of generated data: which characters, and how they are drawn; of folders: which images are for testing"
-    )
-    test_share: Annotated[float, Field(gt=0, lt=1)] | None = _setting(
-        None, "of a folder without test images: the part of each class that is drawn for testing; 0.2 if not given"
-    )
-    flip: bool | None = _setting(
-        None, "may images be mirrored? the data set's own, if not given; not those of one's own folders"
-    )
-    corrupt: Literal["fail", "skip"] | None = _setting(
-        None, "images that cannot be read: fail (name them and stop), or skip (name them and go on); fail if not given"
-    )
-
-
-@dataclass(frozen=True, config=STRICT)
-class PlanSettings:
-    """The protocol: tasks, clients, rounds, and what each client holds."""
-
-    tasks: Count | list[Count] = _setting(5, "number of equal tasks, or a list of task sizes in classes")
-    order: str | list[int] | list[str] = _setting(
-        "natural", "class order: natural, icarl (100 classes), seed1993, random:<seed>, or a list of indices or names"
-    )
-    rounds: Count = _setting(10, "global rounds a task")
-    clients: Count = _setting(30, "clients in the first task")
-    join_per_task: Annotated[int, Field(ge=0, le=1_000_000)] = _setting(10, "clients that join in each later task")
-    join: Literal["task", "irregular"] = _setting(
-        "task", "newcomers join in a task's first round (task), or spread over its rounds (irregular)"
-    )
-    selected: Count = _setting(10, "clients selected in each round")
-    select_from: Literal["present", "first_task"] = _setting(
-        "present", "who can be selected: all present clients, or only those of the first task, as in the authors' code"
-    )
-    move_on: Annotated[float, Field(ge=0, le=1)] = _setting(
-        0.9, "share of the present clients that meet a new task's classes"
-    )
-    class_share: Fraction = _setting(0.6, "share of a task's classes that a client holds")
-    partition: str = _setting("shared", "images of a class: shared by its holders, disjoint, or dirichlet:<alpha>")
-    zo_data: Literal["memory", "last_task"] = _setting(
-        "memory", "what a client that does not move on trains on: memory or last_task"
-    )
-    growth: Literal["schedule", "announce"] = _setting(
-        "schedule", "who tells the server of new classes: the schedule, or clients that announce them"
-    )
-    memory: Annotated[int, Field(ge=0, le=10_000_000)] = _setting(2000, "exemplars that a client may keep")
-
-
-@dataclass(frozen=True, config=STRICT)
-class ModelSettings:
-    """The network."""
-
-    name: str = _setting("convnet", "backbone: " + ", ".join(BACKBONES))
-    norm: Literal["batch", "group"] = _setting("batch", "normalisation layers: batch or group")
-
-
-@dataclass(frozen=True, config=STRICT)
-class TrainSettings:
-    """Local training; what is not given comes from the method's own preset."""
-
-    epochs: Annotated[int, Field(ge=1, le=10_000)] = _setting(2, "local epochs a round")
-    batch: Annotated[int, Field(ge=1, le=65_536)] = _setting(128, "batch size")
-    lr: Annotated[float, Field(gt=0, le=100)] | None = _setting(None, "learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = _setting(None, "momentum of SGD")
-    weight_decay: Annotated[float, Field(ge=0, le=1)] | None = _setting(None, "weight decay of SGD")
-    schedule: Literal["cosine", "steps"] | None = _setting(
-        None, "how the learning rate falls in the course of a task: cosine or steps"
-    )
-    milestones: list[Annotated[float, Field(ge=0, le=1)]] | None = _setting(
-        None, "steps: the parts of a task after which the learning rate drops"
-    )
-    gamma: Annotated[float, Field(gt=0, le=1)] | None = _setting(None, "steps: the factor of each drop")
-    weighting: Literal["uniform", "samples"] = _setting(
-        "uniform", "weights of the clients in the average: uniform or samples"
-    )
-
-
-@dataclass(frozen=True, config=STRICT)
-class RunSettings:
-    """Where and how it is computed; changes no result but through the device's arithmetic."""
-
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:<n>")
-    engine: Literal["auto", "serial", "pool"] = _setting(
-        "auto",
-        "who computes: serial (this process), pool (worker processes), or auto (a pool if it is worth its start)",
-    )
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = _setting(
-        None, "worker processes of the pool; one a core, or four a GPU"
-    )
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -138,10 +32,10 @@ class Config:
     """Everything that decides a run."""
 
     method: Method
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = _setting(
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(
         2021, "of the plan, the initial weights, batches and augmentation"
     )
-    metrics: Metrics = _setting(
+    metrics: Metrics = setting(
         "whole",
         "F1 and recall that are shown of a run: whole (over the whole test set), or batchwise128 (beside them those "
         "averaged over batches of 128, as the paper's can only have been made); both are always recorded",
@@ -154,7 +48,7 @@ class Config:
 
 
 PRESET = [field.name for field in fields(Preset)]
-ROOMS: dict[str, type] = {
+SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "plan": PlanSettings,
     "model": ModelSettings,
@@ -171,7 +65,7 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     for known, values in own.items():
         if known not in METHODS:
             raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {nearest(known, METHODS)}")
-        wrong = [room for room in values if room not in ("method", *ROOMS)]
+        wrong = [section for section in values if section not in ("method", *SECTIONS)]
         wrong += ["method.name"] * ("name" in _table("method", values.get("method", {})))
         if wrong:
             raise HoldfastError(f"[for.{known}] may hold settings such as train.lr or method.<field>, not {wrong[0]!r}")
@@ -185,7 +79,7 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     return _build_config(_overlay(_overlay(tree, own.get(str(name), {})), flags))
 
 
-TOP = ("seed", "metrics")  # settings outside of the rooms
+TOP = ("seed", "metrics")  # settings outside of the sections
 
 
 def _build_config(tree: Mapping[str, Any]) -> Config:
@@ -196,11 +90,13 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     if not isinstance(name, str) or name not in METHODS:
         raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
     method: Method = _build("method", METHODS[name], method_fields)
-    rooms = {room: _build(room, kind, _table(room, rest.pop(room, {}))) for room, kind in ROOMS.items()}
+    sections = {
+        section: _build(section, kind, _table(section, rest.pop(section, {}))) for section, kind in SECTIONS.items()
+    }
     for key in rest:
         if key not in TOP:
-            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, [*TOP, 'method', *ROOMS])}")
-    config: Config = _build("", Config, {"method": method, **rooms, **rest})
+            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, [*TOP, 'method', *SECTIONS])}")
+    config: Config = _build("", Config, {"method": method, **sections, **rest})
     return _resolve(config)
 
 
@@ -235,7 +131,7 @@ def to_tree(config: Config) -> dict[str, Any]:
     """The config as nested plain values, without what was left open."""
     tree: dict[str, Any] = {key: getattr(config, key) for key in TOP}
     tree["method"] = {"name": config.method.name, **_given(config.method)}
-    return {**tree, **{room: _given(getattr(config, room)) for room in ROOMS}}
+    return {**tree, **{section: _given(getattr(config, section)) for section in SECTIONS}}
 
 
 def _given(settings: Any) -> dict[str, Any]:
@@ -259,10 +155,10 @@ def _toml(value: Any) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`room.key=value` as a dotted key and a value; a value that is not TOML is a word."""
+    """`section.key=value` as a dotted key and a value; a value that is not TOML is a word."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise HoldfastError(f"--set {text!r} is not of the form room.key=value, for example --set train.lr=0.1")
+        raise HoldfastError(f"--set {text!r} is not of the form section.key=value, for example --set train.lr=0.1")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
@@ -277,10 +173,10 @@ def tasks_setting(text: str) -> tuple[str, Any]:
 def describe() -> list[tuple[str, str, str]]:
     """Every setting: its dotted name, its default, what it is."""
     rows = [(key, _toml(info.default), str(info.description)) for key, info in _fields(Config) if key in TOP]
-    for room, kind in ROOMS.items():
+    for section, kind in SECTIONS.items():
         for key, info in _fields(kind):
             default = "(preset)" if key in PRESET else "" if info.default is None else _toml(info.default)
-            rows.append((f"{room}.{key}", default, info.description or ""))
+            rows.append((f"{section}.{key}", default, info.description or ""))
     rows.append(("method.name", "fedavg", "method: " + ", ".join(METHODS)))
     for name, cls in METHODS.items():
         for key, info in _fields(cls):
@@ -306,7 +202,7 @@ def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise HoldfastError(f"unknown setting {'.'.join(path)!r}; settings are named room.key")
+            raise HoldfastError(f"unknown setting {'.'.join(path)!r}; settings are named section.key")
     tree[path[-1]] = value
 
 
@@ -318,25 +214,25 @@ def _overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _table(room: str, value: Any) -> dict[str, Any]:
+def _table(section: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise HoldfastError(f"{room} = {value!r} should be a table of settings, such as [{room}]")
+        raise HoldfastError(f"{section} = {value!r} should be a table of settings, such as [{section}]")
     return dict(value)
 
 
-def _build(room: str, kind: type, values: Mapping[str, Any]) -> Any:
+def _build(section: str, kind: type, values: Mapping[str, Any]) -> Any:
     """An instance of a settings class, or one sentence about the first thing that is wrong."""
     known = [field.name for field in fields(kind)]
-    dot = f"{room}." if room else ""
+    dot = f"{section}." if section else ""
     for key in values:
         if key not in known:
-            hint = nearest(key, known) if known else f"{room} has no settings of its own here"
+            hint = nearest(key, known) if known else f"{section} has no settings of its own here"
             raise HoldfastError(f"unknown setting '{dot}{key}'; {hint}")
     try:
         return kind(**values)
     except ValidationError as error:
         where = error.errors()[0]["loc"][:1]
-        key = str(where[0]) if where else room
+        key = str(where[0]) if where else section
         # Of a union the form that was meant: a list with a wrong entry, or a wrong number.
         forms = [problem for problem in error.errors() if problem["loc"][:1] == where]
         first = forms[-1 if isinstance(values.get(key), list) else 0]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from importlib.metadata import version
@@ -19,31 +19,32 @@ from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.decoding import cores
 from holdfast.data.images import DataSet
 from holdfast.data.sources import load_data
-from holdfast.engines import Engine
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.files import unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
-from holdfast.methods.context import Preset, Training, World
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.models.transform import Transform
 from holdfast.progress import progress_bar
-from holdfast.proxy.selectors import ProxyHome
+from holdfast.protocol.enrolment import Enrolment, Preset, Training
+from holdfast.protocol.messages import Encoder
+from holdfast.proxy.prototype_server import SelectorSetup, build_selector
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
 from holdfast.server.metrics import Counts
 from holdfast.server.server import Server
-from holdfast.simulation.plan import Plan, make_plan
-from holdfast.simulation.population import Population
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.engine import Engine
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.plan import Plan, all_at_once, make_plan
+from holdfast.simulation.rounds import run_rounds
 from holdfast.simulation.streams import plan_of_folders
 from holdfast.simulation.traffic import Bytes, traffic_of
 
-WORKERS_A_GPU = 4  # a small network leaves most of a GPU idle
+WORKERS_PER_GPU = 4  # a small network leaves most of a GPU idle
 WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core
 NAME = 60  # letters of a data set's name in a folder's
 SHEET = 12  # prototypes on the sheet of a run, and exemplars of a class
@@ -71,14 +72,14 @@ class Run:
 def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | None = None, **settings: Any) -> Result:
     """Runs an experiment: `run("configs/demo.toml", method="fedavg", seed=1, train={"lr": 0.1})`.
 
-    `config` is a TOML file or its content; settings are rooms, or `method`, `dataset`, `tasks` and `seed` for short."""
+    `config` is a TOML file or its content; settings are sections of it, or `method`, `dataset`, `tasks` and `seed`."""
     source = Path(config) if isinstance(config, str) else config
     flags: list[tuple[str, Any]] = []
-    for room, value in settings.items():
+    for section, value in settings.items():
         if isinstance(value, Mapping):
-            flags += [(f"{room}.{key}", inner) for key, inner in value.items()]
+            flags += [(f"{section}.{key}", inner) for key, inner in value.items()]
         else:
-            flags.append((SHORT.get(room, room), value))
+            flags.append((SHORT.get(section, section), value))
     return run_to_folder(load_config(source, flags), Path(out) if out else None).result
 
 
@@ -102,7 +103,7 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
                 return Run(folder, read_result(folder), fresh=False)
             write_json(folder / "plan.json", {"data": data.fingerprint, **plan.to_json(data.classes, data.clients)})
             checkpoints = Checkpoints(folder)
-            counts = _play(config, data, federation, folder, checkpoints, overall)
+            counts = _run(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)
             result = summarise(_named(config, data), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
@@ -122,67 +123,82 @@ def resume(folder: Path) -> Run:
 
 def bytes_of(config: Config, data: DataSet, plan: Plan) -> list[Bytes]:
     """What every round will send, by arithmetic."""
-    return traffic_of(config.method, proxy_home(config, data, torch.device("cpu")), plan)
+    return traffic_of(config.method, selector_setup(config, data, torch.device("cpu")), plan, config.plan.observe)
 
 
 def plan_of(config: Config, data: DataSet) -> Plan:
     """The plan of a run, under its method's rules."""
     if data.clients:
-        return config.method.arrange(plan_of_folders(config.plan, data, config.seed))
-    images = {c: rows.tolist() for c, rows in data.train.by_class.items()}
-    return config.method.arrange(make_plan(config.plan, data.classes, images, config.seed))
+        plan = plan_of_folders(config.plan, data, config.seed)
+    else:
+        images = {c: rows.tolist() for c, rows in data.train.by_class.items()}
+        plan = make_plan(config.plan, data.classes, images, config.seed)
+    return all_at_once(plan) if config.method.all_at_once else plan
 
 
 def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
-    """Server, clients and the world they share."""
+    """Server, teacher selector and clients."""
     device = choose_device(config.run.device)
-    home = proxy_home(config, data, device)
-    model = config.method.build_model(home.spec, torch_generator(config.seed, "model")).to(device)
+    setup = selector_setup(config, data, device)
+    model = config.method.build_model(setup.spec, torch_generator(config.seed, "model")).to(device)
     train = config.train
     given = {field.name: getattr(train, field.name) for field in fields(Preset)}
     optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
-    proxy = config.method.build_proxy(home)
-    world = World(
-        method=config.method,
-        plan=plan,
-        classes=data.classes,
-        train=data.train,
-        test=data.test,
-        transform=home.transform,
-        spec=home.spec,
+    enrolment = Enrolment(
+        client=0,
+        method=to_tree(config)["method"],
+        spec=setup.spec,
+        transform=setup.transform,
         training=Training(train.epochs, train.batch, optimiser),
         memory=config.plan.memory,
         seed=config.seed,
-        device=device,
-        encoder=proxy.encoder,
     )
-    server = Server(model, config.seed)
-    detector = config.method.build_detector(plan)
-    population = Population(world)
-    return Federation(world, server, proxy, detector, population, config.plan.growth, train.weighting)
+    return Federation(
+        plan,
+        data,
+        config.method,
+        enrolment,
+        Server(model, config.seed, train.weighting),
+        build_selector(config.method, setup),
+        config.plan.growth,
+        config.plan.observe,
+        device,
+    )
 
 
-def proxy_home(config: Config, data: DataSet, device: torch.device) -> ProxyHome:
-    """What a proxy is built from."""
+def selector_setup(config: Config, data: DataSet, device: torch.device) -> SelectorSetup:
+    """What a teacher selector is built from."""
     spec = ModelSpec(config.model.name, config.model.norm, data.size)
-    return ProxyHome(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
+    return SelectorSetup(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
 
 
-def choose_engine(config: Config, data: DataSet, world: World) -> Engine:
-    """A pool of one worker a core, or several a GPU; unless that is one, or there is hardly anything to do."""
+def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engine:
+    """A pool of one worker per core, or several per GPU; unless that is one, or there is hardly anything to do."""
     run, device = config.run, choose_device(config.run.device)
     devices = _gpus(run.device) if device.type == "cuda" else ["cpu"]
-    default = min(cores(), WORKERS_A_GPU * len(devices)) if device.type == "cuda" else cores()
-    workers = min(run.workers or default, max(map(len, world.plan.selected)))
-    if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or not _worth_a_pool(world))):
+    default = min(cores(), WORKERS_PER_GPU * len(devices)) if device.type == "cuda" else cores()
+    workers = min(run.workers or default, max(map(len, federation.plan.selected)))
+    if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or not _worth_a_pool(federation))):
         return Serial()
-    return Pool(config, data, workers, devices)
+    return pool_of(federation, data, workers, devices)
 
 
-def _worth_a_pool(world: World) -> bool:
-    plan = world.plan
-    current = (plan.arrivals[c][plan.current(c, number)] for number, chosen in enumerate(plan.selected) for c in chosen)
-    return world.training.epochs * sum(len(world.holding(arrival)) for arrival in current) >= WORTH_A_POOL
+def pool_of(federation: Federation, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> Pool:
+    """Worker processes that do this federation's work."""
+    encoder = federation.selector.encoder
+    message = Encoder(encoder.state_dict()) if encoder is not None else None
+    return Pool(federation.enrolment, data, workers, message, devices)
+
+
+def _worth_a_pool(federation: Federation) -> bool:
+    """Is there so much to train that starting workers pays?"""
+    plan, data = federation.plan, federation.data
+    current = (plan.arrivals[c][plan.current(c, r)] for r, chosen in enumerate(plan.selected) for c in chosen)
+    images = (
+        sum(len(data.train.by_class[c]) for c in arrival.classes) if arrival.images is None else len(arrival.images)
+        for arrival in current
+    )
+    return federation.enrolment.training.epochs * sum(images) >= WORTH_A_POOL
 
 
 def _gpus(name: str) -> list[str]:
@@ -201,8 +217,12 @@ def run_name(config: Config) -> str:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """All that decides a run's result: everything but where it is computed and what is shown of it."""
-    return {room: values for room, values in to_tree(config).items() if room not in ("run", "metrics")}
+    """All that decides a run's result: everything but where it is computed and what is shown of it. A setting that is
+    newer than the first runs counts only where it is not at its default, so that these keep their names."""
+    tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
+    if tree["plan"]["observe"] == "present":
+        tree["plan"] = {key: value for key, value in tree["plan"].items() if key != "observe"}
+    return tree
 
 
 def _digest(tree: dict[str, Any]) -> str:
@@ -269,7 +289,7 @@ def _prepare(folder: Path, config: Config) -> None:
         raise HoldfastError(f"cannot write to {folder}: {error.strerror}; choose another folder") from error
 
 
-def _play(
+def _run(
     config: Config,
     data: DataSet,
     federation: Federation,
@@ -277,8 +297,8 @@ def _play(
     checkpoints: Checkpoints,
     overall: Overall | None,
 ) -> Counts:
-    """Plays the rounds that are still to be played, recording each, with a bar that moves after every client."""
-    plan, name = federation.world.plan, federation.world.method.name
+    """Runs the rounds that are left, recording each, with a bar that moves after every client."""
+    plan, name = federation.plan, federation.method.name
     done, counts, complaints = checkpoints.restore(federation)
     view = nullcontext(overall.bar) if overall else progress_bar(TextColumn("{task.fields[note]}"))
     with Record(folder, done, checkpoints.record) as record, view as bar:
@@ -297,12 +317,12 @@ def _play(
         if overall:
             bar.advance(overall.task, sum(clients[:done]))
         if done < plan.rounds:
-            with choose_engine(config, data, federation.world) as engine:
-                for played in play(federation, engine, tick, start=done):
-                    record.write(played.line)
-                    done, counts = played.line["round"], played.counts
+            with choose_engine(config, data, federation) as engine:
+                for finished in run_rounds(federation, engine, tick, start=done):
+                    record.write(finished.line)
+                    done, counts = finished.line["round"], finished.counts
                     checkpoints.save(done, federation, counts, record.digest)
-                    note = _note(played.line, plan)
+                    note = _note(finished.line, plan)
                     bar.update(task, note=note)
                     if bar.disable and plan.ends_task(done - 1):
                         bar.console.print(f"{name}: {note}", highlight=False)  # for a log file
@@ -318,44 +338,43 @@ def _note(line: Mapping[str, Any], plan: Plan) -> str:
 
 
 def _write_model(file: Path, config: Config, federation: Federation) -> None:
-    world, registry = federation.world, federation.server.registry
+    enrolment, registry = federation.enrolment, federation.server.registry
     facts = {
         "classes": registry.names,
         "growths": registry.growths,
         "method": to_tree(config)["method"],
-        "backbone": world.spec.backbone,
-        "norm": world.spec.norm,
-        "image_size": world.spec.image_size,
-        "mean": world.transform.mean,
-        "std": world.transform.std,
+        "backbone": enrolment.spec.backbone,
+        "norm": enrolment.spec.norm,
+        "image_size": enrolment.spec.image_size,
+        "mean": enrolment.transform.mean,
+        "std": enrolment.transform.std,
     }
     write_model(file, federation.server.weights, facts)
 
 
 def _draw_exemplars(federation: Federation, file: Path) -> None:
     """What the client with the most classes in its memory keeps of each; only here, in a simulation, can one look."""
-    population, train = federation.population, federation.world.train
-    states = (population.state(client) for client in federation.world.plan.selected[-1])
+    population, train = federation.population, federation.data.train
+    states = (population.state(client) for client in federation.plan.selected[-1])
     memory = max((state.memory for state in states), key=len, default={})
-    shown = [(c, kept) for c, kept in memory.items() if len(kept)][-SHEET_CLASSES:]
+    shown = [(name, kept) for name, kept in memory.items() if len(kept)][-SHEET_CLASSES:]
     if shown:
-        rows = {federation.world.classes[c]: train.images[kept.long()[:SHEET]] for c, kept in shown}
-        image_sheet(rows, file)
+        image_sheet({name: train.images[kept.long()[:SHEET]] for name, kept in shown}, file)
 
 
 def _draw_prototypes(federation: Federation, file: Path) -> None:
     """The last prototypes that clients shared, each as its client and as the proxy has it. Only here, outside of the
     federation, do the two sides come together."""
-    seen_by_proxy, train = federation.proxy.gallery(), federation.world.train
+    seen_by_proxy, train = federation.selector.gallery(), federation.data.train
     columns: dict[str, list[np.ndarray]] = {}
     for state in federation.population.states.values():
-        if "prototype.rows" not in state.notes:
+        if "prototype.ids" not in state.notes:
             continue
-        kept = (state.notes[f"prototype.{part}"] for part in ("rows", "perturbed", "fingerprint"))
+        kept = (state.notes[f"prototype.{part}"] for part in ("ids", "perturbed", "fingerprint"))
         for row, perturbed, fingerprint in zip(*kept, strict=True):
             found = seen_by_proxy.get(bytes(fingerprint.tolist()))
             if found is not None:
-                name = federation.world.classes[int(train.labels[int(row)])]
+                name = federation.data.classes[int(train.labels[int(row)])]
                 images = (train.images[int(row)], perturbed, found.mul(255).round().byte().cpu())
                 columns.setdefault(name, [image.permute(1, 2, 0).numpy() for image in images])
     if columns:

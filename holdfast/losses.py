@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TINY = 1e-12  # a group of samples whose gradients are all below this is not reweighted (methods.md, N2)
+TINY = 1e-12  # a group of samples whose mean gradient is below this is not reweighted (N2)
 FLOOR = 1e-4  # of the soft labels in the literal direction of Eq. 6, which divides by them (N5)
 
 
@@ -175,7 +175,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean along axis 1, with slope zero where it is zero (methods.md, 2.9)."""
+    """Euclidean along axis 1; the slope at 0 is 0, because student and teacher are equal when a task begins."""
     distance: Tensor = ((a - b).square().sum(dim=1) + TINY).sqrt() - TINY**0.5
     return distance
 

@@ -38,7 +38,9 @@ def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
         best = scores.softmax(dim=1).topk(min(top, len(facts["classes"])), dim=1)
         guesses += [
             Guess(
-                str(image), [facts["classes"][i] for i in places.tolist()], values.tolist() if method.weighs else None
+                str(image),
+                [facts["classes"][i] for i in places.tolist()],
+                values.tolist() if method.scores_are_logits else None,
             )
             for image, places, values in zip(some, best.indices, best.values, strict=True)
         ]

@@ -1,73 +1,90 @@
-"""How well the detectors do: `python scripts/detection.py CONFIG [ROOM.KEY=VALUE ...]` prints one line of JSON.
+"""How well the detectors do: `python scripts/detection.py CONFIG [SECTION.KEY=VALUE ...]` prints one line of JSON.
 
-LGA is played with the oracle (and without the proxy, which detection does not need); `auto` and `fixed` look on and see
-the same entropies, so both are judged on the same run."""
+LGA runs with the oracle (and without the proxy, which detection does not need); `auto` and `fixed` look on and see the
+same entropies, once in every present client and once in the selected clients alone (`plan.observe`), so that all are
+judged on the same run."""
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from holdfast.client.detector import Auto, Detector, Fixed, Observed, Told
+from holdfast.client.detector import CorrelationDetector, Detector, ThresholdDetector
 from holdfast.config import load_config, parse_setting
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.machine import one_thread
 from holdfast.progress import progress_bar
-from holdfast.protocol.messages import Snapshot
-from holdfast.simulation.plan import Plan
-from holdfast.simulation.rounds import play
+from holdfast.protocol.messages import Broadcast
+from holdfast.results.summary import detection
+from holdfast.server.clients import Opened
+from holdfast.simulation.engine import ImageGroup
+from holdfast.simulation.federation import Federation, SimulatedClients
+from holdfast.simulation.population import Population
+from holdfast.simulation.rounds import run_rounds
+from holdfast.simulation.scoring import score_detection
+
+DETECTORS: dict[str, Detector] = {"auto": CorrelationDetector(), "fixed": ThresholdDetector()}
+OBSERVE = ("present", "selected")
 
 
-class Judged:
-    """The oracle, with others looking on."""
+class Judged(SimulatedClients):
+    """Clients that are told by the oracle, with detectors looking on."""
 
-    def __init__(self, plan: Plan, others: dict[str, Detector]) -> None:
-        self.told, self.others = Told(plan), others
-        self.counts = {name: {"found": 0, "missed": 0, "false_alarms": 0} for name in others}
-        self.client_rounds = 0
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation, Serial(), federation.work())
+        keys = [(name, observe) for name in DETECTORS for observe in OBSERVE]
+        data, memory, method = federation.data, federation.enrolment.memory, federation.method
+        self.onlookers = {
+            key: Population(federation.plan, data.train, data.classes, memory, method.exemplars) for key in keys
+        }
+        self.lines: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in keys}
 
-    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
-        seen = observe()
-        self.client_rounds += int((seen.which >= 0).sum())
-        told = self.told.notice(number, observe)
-        truth = set(told.tolist())
-        for name, other in self.others.items():
-            alarmed = set(other.notice(number, lambda: seen).tolist())
-            self.counts[name]["found"] += len(alarmed & truth)
-            self.counts[name]["missed"] += len(truth - alarmed)
-            self.counts[name]["false_alarms"] += len(alarmed - truth)
-        return told
+    def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
+        opened = super().open_round(broadcast, selected, observers)
+        plan, round_index = self.federation.plan, broadcast.round_index
+        infer, known = self._entropies(broadcast), {}
 
-    def snapshot(self) -> dict[str, Snapshot]:
-        return {}
+        def entropies(groups: Sequence[ImageGroup]) -> list[Tensor]:
+            """The entropies of these images, each group found once for all onlookers."""
+            keys = [(group.name, group.ids.numpy().tobytes()) for group in groups]
+            missing = [(key, group) for key, group in zip(keys, groups, strict=True) if key not in known]
+            known.update(zip((key for key, _ in missing), infer([group for _, group in missing]), strict=True))
+            return [known[key] for key in keys]
 
-    def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        pass
+        for (name, observe), population in self.onlookers.items():
+            population.begin_round(round_index)
+            looking = np.asarray(plan.present(round_index) if observe == "present" else selected)
+            before = population.noticed.copy()
+            observed, alarmed = population.observe(DETECTORS[name], looking, entropies)
+            score = score_detection(plan, round_index, observed, alarmed, before)
+            self.lines[name, observe].append({"detector": score})
+            population.notice(alarmed)
+        return opened
 
 
 def measured(file: Path, settings: list[tuple[str, Any]]) -> dict[str, Any]:
-    config = load_config(file, [("method.name", "lga"), ("method.psr", False), *settings])
+    fixed = [("method.name", "lga"), ("method.psr", False), ("method.detector", "oracle")]
+    config = load_config(file, [*fixed, *settings])
     data = load_data(config.data)
     plan = plan_of(config, data)
     federation = build_federation(config, data, plan)
-    judged = federation.detector = Judged(plan, {"auto": Auto(), "fixed": Fixed()})
+    judged = Judged(federation)
     with one_thread(), progress_bar() as bar:
         task = bar.add_task(file.stem, total=sum(map(len, plan.selected)))
-        for _ in play(federation, Serial(), tick=lambda: bar.advance(task)):
+        for _ in run_rounds(federation, Serial(), lambda: bar.advance(task), clients=judged):
             pass
-    sizes = [len(classes) for classes in plan.tasks]
+    found = {name: {o: detection(judged.lines[name, o]) for o in OBSERVE} for name in DETECTORS}
     return {
         "protocol": file.stem,
         "settings": dict(settings),
-        "classes_a_task": sizes[0],
-        "transitions": judged.counts["auto"]["found"] + judged.counts["auto"]["missed"],
-        "client_rounds": judged.client_rounds,
-        **judged.counts,
+        "classes_per_task": len(plan.tasks[0]),
+        **found,
     }
 
 

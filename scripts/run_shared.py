@@ -2,9 +2,9 @@
 `python scripts/run_shared.py FOLDER CONFIG [the flags of holdfast run]`.
 
 Runs that differ in the number of their tasks or in what the proxy does begin alike, and their clients do the same work
-to the bit. A client's outcome is found again by all that it is made of: its state, its
-messages, what has arrived at it, the settings that reach a client, and, if it sends prototypes, how. Only `seconds`
-differ from a run by itself."""
+to the bit. A client's outcome is found again by all that it is made of: its state (with its images and what has arrived
+at it), its messages, the settings that reach a client, and, if it sends prototypes, how. Only `seconds` differ from a
+run by itself."""
 
 import hashlib
 import json
@@ -18,8 +18,9 @@ from holdfast.config import Config, to_tree
 from holdfast.data.images import DataSet
 from holdfast.engines.serial import Serial
 from holdfast.files import write_atomic
-from holdfast.methods.context import World
-from holdfast.protocol.messages import Inbox, PrototypeShare, Reply, State
+from holdfast.protocol.messages import Inbox, PrototypeShare, Reply
+from holdfast.protocol.state import ClientState
+from holdfast.simulation.federation import Federation
 
 PROXYS = ("sbm", "ssa", "iterations", "start", "rate", "snapshots", "augmented", "radius", "omega", "patience")
 PROTOTYPES = ("npb", "capacity", "latent_noise", "perturb_steps", "perturb_rate")
@@ -28,20 +29,19 @@ PROTOTYPES = ("npb", "capacity", "latent_noise", "perturb_steps", "perturb_rate"
 class Shared(Serial):
     """One client after another; what is in the folder is not done again."""
 
-    def __init__(self, folder: Path, config: Config, world: World) -> None:
-        tree = to_tree(config)
+    def __init__(self, folder: Path, config: Config, federation: Federation) -> None:
+        tree, encoder = to_tree(config), federation.selector.encoder
         method = {key: value for key, value in tree["method"].items() if key not in PROXYS + PROTOTYPES}
         data = {key: value for key, value in tree["data"].items() if key != "classes"}
-        rooms = [config.seed, method, data, tree["plan"]["rounds"], tree["model"], tree["train"], world.memory]
-        self.about = json.dumps(rooms, sort_keys=True)
-        outputs = None if world.encoder is None else sum(tensor.numel() for tensor in world.encoder.parameters())
+        memory = federation.enrolment.memory
+        self.about = json.dumps([config.seed, method, data, tree["model"], tree["train"], memory], sort_keys=True)
+        outputs = None if encoder is None else sum(tensor.numel() for tensor in encoder.parameters())
         self.prototypes = json.dumps([outputs, *(tree["method"].get(key) for key in PROTOTYPES)])
-        self.folder, self.plan = folder, world.plan
+        self.folder = folder
 
-    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         for state, inbox in zip(states, inboxes, strict=True):
-            arrived = self.plan.arrivals[state.client][: self.plan.current(state.client, inbox.job.round) + 1]
-            digest = hashlib.sha256(f"{self.about}{arrived}".encode())
+            digest = hashlib.sha256(self.about.encode())
             for part in (state, inbox.job, inbox.teachers):
                 digest.update(part.to_bytes())
             plain = self.folder / digest.hexdigest()
@@ -69,12 +69,12 @@ def _write(place: Path, outcome: Outcome) -> None:
 def _read(place: Path) -> Outcome:
     shares = (PrototypeShare.from_bytes(file.read_bytes()) for file in sorted(place.glob("share*")))
     state, reply = (place / "state").read_bytes(), (place / "reply").read_bytes()
-    return State.from_bytes(state), Reply.from_bytes(reply), tuple(shares)
+    return ClientState.from_bytes(state), Reply.from_bytes(reply), tuple(shares)
 
 
 def main(folder: Path, *flags: str) -> None:
-    def engine(config: Config, data: DataSet, world: World) -> Shared:
-        return Shared(folder, config, world)
+    def engine(config: Config, data: DataSet, federation: Federation) -> Shared:
+        return Shared(folder, config, federation)
 
     experiment.choose_engine = engine  # type: ignore[assignment]
     sys.argv = ["holdfast", "run", *flags]

@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast import checkpoint
 from holdfast.progress import progress_bar
-from holdfast.proxy import selectors as proxy
+from holdfast.proxy import prototype_server as proxy
 from holdfast.simulation import rounds
 
 CONFIG = """
@@ -52,11 +52,11 @@ perturb_steps = 10
 """
 KILLS_A_RUN = 5
 PLACES: dict[str, tuple[Any, str]] = {
-    "round": (rounds, "_round"),
+    "round": (rounds, "_run_round"),
     "checkpoint": (checkpoint.Checkpoints, "save"),
     "file": (os, "replace"),  # between the writing of a temporary file and its getting its name
     "task change": (rounds, "_grow"),
-    "proxy": (proxy.PrototypeProxy, "judge"),
+    "proxy": (proxy.PrototypeServer, "judge"),
 }
 
 

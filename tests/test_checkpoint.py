@@ -19,7 +19,8 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of, run_to_folder
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 METHODS: list[dict[str, Any]] = [
     {"name": "fedavg", "replay": True},
@@ -42,7 +43,7 @@ def assert_same(a: Federation, b: Federation) -> None:
     assert a.server.registry == b.server.registry
     for name, tensor in a.server.weights.items():
         assert torch.equal(tensor, b.server.weights[name]), name
-    for client in range(len(a.world.plan.arrivals)):
+    for client in range(len(a.plan.arrivals)):
         assert a.population.state(client).to_bytes() == b.population.state(client).to_bytes(), client
 
 
@@ -54,11 +55,11 @@ def test_going_on_from_any_round_gives_the_same_bits(
     monkeypatch.setattr(checkpoint, "SEGMENTS", 2)  # so that states are written anew as one on the way
     settings = {**small, "plan": {**small["plan"], "growth": growth}, "method": method}
     whole = federation_of(settings)
-    expected = lines_of(list(play(whole, Serial())))
+    expected = lines_of(list(run_rounds(whole, Serial())))
     for stop in (1, 3, 4):
         checkpoints = Checkpoints(tmp_path)
         first = federation_of(settings)
-        for number, done in enumerate(play(first, Serial())):
+        for number, done in enumerate(run_rounds(first, Serial())):
             checkpoints.save(number + 1, first, done.counts)
             if number + 1 == stop:
                 break
@@ -67,7 +68,7 @@ def test_going_on_from_any_round_gives_the_same_bits(
         assert (done_rounds, complaints) == (stop, [])
         assert counts is not None
         assert counts.tolist() == done.counts.tolist()
-        assert lines_of(list(play(second, Serial(), start=stop))) == expected[stop:]
+        assert lines_of(list(run_rounds(second, Serial(), start=stop))) == expected[stop:]
         assert_same(second, whole)
         checkpoints.remove()
         assert list(tmp_path.iterdir()) == []
@@ -76,7 +77,7 @@ def test_going_on_from_any_round_gives_the_same_bits(
 def saved(settings: dict[str, Any], folder: Path, rounds: int) -> Checkpoints:
     checkpoints = Checkpoints(folder)
     federation = federation_of(settings)
-    for number, done in zip(range(rounds), play(federation, Serial()), strict=False):
+    for number, done in zip(range(rounds), run_rounds(federation, Serial()), strict=False):
         checkpoints.save(number + 1, federation, done.counts)
     return checkpoints
 
@@ -104,8 +105,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(small: dict[str, Any], tmp
     assert len(complaints) == 1
     assert "trying the one before" in complaints[0]
     whole = federation_of(settings)
-    list(play(whole, Serial()))
-    list(play(federation, Serial(), start=2))
+    list(run_rounds(whole, Serial()))
+    list(run_rounds(federation, Serial(), start=2))
     assert_same(federation, whole)
 
 
@@ -197,7 +198,9 @@ def test_only_what_changed_is_written_and_only_two_rounds_are_kept(small: dict[s
     bodies = [json.loads(json.loads(file.read_text())["body"]) for file in manifests]
     named = {sha for body in bodies for sha in (*body["parts"].values(), *body["segments"])}
     assert {file.name for file in checkpoints.folder.iterdir()} == named | {file.name for file in manifests}
-    assert bodies[0]["parts"]["proxy/model.0"] == bodies[1]["parts"]["proxy/model.0"]  # the old teacher, written once
+    assert (
+        bodies[0]["parts"]["selector/model.0"] == bodies[1]["parts"]["selector/model.0"]
+    )  # the old teacher, written once
     last = (checkpoints.folder / bodies[1]["segments"][-1]).stat().st_size
     everybody = sum((checkpoints.folder / sha).stat().st_size for sha in bodies[1]["segments"])
     assert last < everybody / 3  # two clients of thirty
@@ -250,7 +253,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     assert resumed.returncode == 0, resumed.stderr
     assert "going on after round 2" in resumed.stderr
     whole = federation_of({**small, "method": METHODS[0]})
-    lines = lines_of(list(play(whole, Serial())))
+    lines = lines_of(list(run_rounds(whole, Serial())))
     record = [json.loads(text) for text in (tmp_path / "run" / "record.jsonl").read_text().splitlines()]
     assert json.loads(json.dumps(lines)) == [{k: v for k, v in one.items() if k != "seconds"} for one in record]
 

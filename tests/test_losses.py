@@ -1,4 +1,4 @@
-"""LGA's equations against numbers by hand, autograd and brute force, and the invariants of methods.md."""
+"""LGA's equations against numbers by hand, autograd and brute force, and N1-N17 of docs/departures.md."""
 
 import math
 

@@ -14,7 +14,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.methods import METHODS
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def test_the_example_method_trains(small: dict[str, Any], monkeypatch: pytest.Mo
     monkeypatch.setitem(METHODS, "calm", module.Calm)
     config = load_config({**small, "method": {"name": "calm", "weight": 0.5}})
     data = load_data(config.data)
-    lines = [played.line for played in play(build_federation(config, data, plan_of(config, data)), Serial())]
+    lines = [played.line for played in run_rounds(build_federation(config, data, plan_of(config, data)), Serial())]
     assert set(lines[-1]["losses"]) == {"classification", "penalty"}
     assert lines[-1]["losses"]["penalty"] > 0
 

@@ -21,7 +21,7 @@ from holdfast.data.sources import load_data
 from holdfast.experiment import build_federation, choose_engine, plan_of
 from holdfast.machine import one_thread
 from holdfast.results.record import Record
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 SIZES = [30, 300, 3_000, 30_000, 100_000]
 IMAGES = 20  # a class
@@ -81,12 +81,12 @@ def play_one(clients: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         federation = build_federation(config, data, plan_of(config, data))
         checkpoints, seconds = Checkpoints(Path(folder)), []
-        with Record(Path(folder)) as record, choose_engine(config, data, federation.world) as engine:
+        with Record(Path(folder)) as record, choose_engine(config, data, federation) as engine:
             setup = perf_counter() - start
             start = perf_counter()
-            for played in play(federation, engine):
-                record.write(played.line)
-                checkpoints.save(played.line["round"], federation, played.counts)
+            for finished in run_rounds(federation, engine):
+                record.write(finished.line)
+                checkpoints.save(finished.line["round"], federation, finished.counts)
                 seconds.append(perf_counter() - start)
                 start = perf_counter()
     return {

@@ -18,15 +18,15 @@ from holdfast.checkpoint import Checkpoints
 from holdfast.config import load_config
 from holdfast.data.decoding import cores
 from holdfast.data.sources import load_data
-from holdfast.engines import Engine
-from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, plan_of
+from holdfast.experiment import build_federation, plan_of, pool_of
 from holdfast.machine import one_thread
 from holdfast.models.passes import CHUNK
 from holdfast.results.record import Record
-from holdfast.simulation.rounds import Federation, Round, play
+from holdfast.simulation.engine import Engine
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import Round, run_rounds
 
 CLIENTS = 10
 BOUNDS = {"resnet18": 0.85, "convnet": 0.75}
@@ -86,12 +86,12 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
     plan = plan_of(config, data)
     federation, alone = (build_federation(config, data, plan) for _ in range(2))
     batches = [TASKS[1] * IMAGES + min(IMAGES, EXEMPLARS)] * CLIENTS * EPOCHS[network]  # one a client and epoch
-    asked = [*_chunks(TASKS[1] * IMAGES), *_chunks(sum(TASKS) * TEST)]
+    asked = [*TASKS[1] * _chunks(IMAGES), *_chunks(sum(TASKS) * TEST)]  # class by class, and the test set
     bare, rounds, saving, phases = [], [], [], []
     gain = rebuilding = 0.0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pool = stack.enter_context(Pool(config, data, cores()))
+        pool = stack.enter_context(pool_of(federation, data, cores()))
         loop = stack.enter_context(_bare_loop(network, TASKS, batches, asked))
         record, checkpoints = stack.enter_context(Record(folder)), Checkpoints(folder)
         last = 2 * rounds_a_task - 1
@@ -129,7 +129,7 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
 
 def _timed(federation: Federation, engine: Engine, number: int) -> tuple[Round, float]:
     start = perf_counter()
-    played = next(play(federation, engine, start=number))
+    played = next(run_rounds(federation, engine, start=number))
     return played, perf_counter() - start
 
 

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from holdfast.config import DataSettings, load_config
+from holdfast.config import load_config
 from holdfast.data import cache, folder, prepare
 from holdfast.data.images import DataSet
+from holdfast.data.settings import DataSettings
 from holdfast.data.sources import SOURCES, Source, data_root, load_data, place_of, source_of
 from holdfast.errors import HoldfastError
 from holdfast.files import sha256_of

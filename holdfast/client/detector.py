@@ -1,20 +1,20 @@
-"""How a client learns that new classes have come: the schedule tells it, or the entropies of its own images do."""
+"""How a client learns that new classes have come: a message tells it, or the entropies of its own images do.
+
+A detector decides for one client. What it remembers is the client's: a history of observations, which a decision takes
+and gives back."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
-from holdfast.protocol.messages import Snapshot
-from holdfast.simulation.plan import Plan
+from holdfast.methods.roles import DetectorKind
 
 IMAGES = 512  # a detector looks no further; more would not make it surer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Observation:
     """What a client's detector sees in a round: the entropies of its current images under the global model."""
 
@@ -22,148 +22,78 @@ class Observation:
     images: np.ndarray  # of the first of them, in the client's own order
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What all clients' detectors see in a round. Clients with the same images see the same."""
+History = tuple[Observation, ...]  # what a detector remembers, oldest first
 
-    which: np.ndarray  # (clients,) into `seen`; -1 for a client without images
-    seen: list[Observation]
+
+def observation_of(entropies: np.ndarray) -> Observation:
+    """What a detector sees of these entropies (N,)."""
+    return Observation(float(entropies.mean()), entropies[:IMAGES])
 
 
 class Detector(Protocol):
-    """All clients' detectors together; each client's decision depends on its own entropies alone."""
+    """Decides for one client whether new classes have come to it."""
 
-    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
-        """The clients that believe in this round that new classes have come to them, ascending."""
-        ...
+    observes: bool  # does it look at entropies?
 
-    def snapshot(self) -> dict[str, Snapshot]:
-        """What it remembers, for a checkpoint."""
-        ...
-
-    def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        """Remembers it again."""
+    def decide(self, history: History, now: Observation) -> tuple[bool, History]:
+        """Is this an alarm? And what to remember."""
         ...
 
 
-class Told:
-    """The oracle: the schedule tells every client in the very round."""
+class OracleDetector:
+    """Decides nothing by itself: a `TransitionNotice` tells the client in the very round."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    observes = False
 
-    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
-        timeline = self.plan.timeline
-        arrivals = timeline.arriving(number)
-        told: np.ndarray = timeline.client[arrivals[timeline.brings[arrivals]]]
-        return told
-
-    def snapshot(self) -> dict[str, Snapshot]:
-        return {}
-
-    def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        pass
+    def decide(self, history: History, now: Observation) -> tuple[bool, History]:
+        return False, ()
 
 
-class Fixed:
+class ThresholdDetector:
     """The paper's detector: the average entropy has risen by 1.2 since the client last had images; it starts at 0."""
 
+    observes = True
     threshold = 1.2  # r_e
 
-    def __init__(self) -> None:
-        self.last = np.zeros(0)
-
-    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
-        observed = observe()
-        last = np.zeros(len(observed.which))
-        last[: len(self.last)] = self.last
-        means = np.array([*(seen.mean for seen in observed.seen), math.nan])[observed.which]  # -1 is the last: nothing
-        self.last = np.where(np.isnan(means), last, means)
-        return np.flatnonzero(means - last >= self.threshold)
-
-    def snapshot(self) -> dict[str, Snapshot]:
-        return {"last": ({"entropies": torch.from_numpy(self.last)}, {})}
-
-    def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        self.last = parts["last"][0]["entropies"].numpy()
+    def decide(self, history: History, now: Observation) -> tuple[bool, History]:
+        last = history[-1].mean if history else 0.0
+        return now.mean - last >= self.threshold, (now,)
 
 
-class Auto:
+class CorrelationDetector:
     """Are these other images than before? An image that is hard for one global model is hard for the next, so the
     entropies of the same images go up and down together from round to round, and those of other images do not. That
     depends neither on the number of classes nor on how sure a model is of what it has never seen: the average entropy
-    often rises more in mid-task than when new classes come. A client's first images are always new. Two rounds after an
-    alarm are left out, because a model that has just begun to learn a class changes too much; only a change in the
-    number of images is believed at once."""
+    often rises more in mid-task than when new classes come. A client's first images are always new. Two observations
+    after an alarm are left out, because a model that has just begun to learn a class changes too much; only a change in
+    the number of images is believed at once."""
 
-    pause = 2  # rounds after an alarm
-    rounds = 4  # whose entropies are kept since the last alarm
+    observes = True
+    pause = 2  # observations after an alarm
+    rounds = 4  # whose entropies are kept since the last alarm, that one included
     chance = 3.5  # standard deviations of a correlation by chance
 
-    def __init__(self) -> None:
-        # Clients that have seen the same since their last alarm are a group: what one of them decides, all do.
-        self.group = np.zeros(0, dtype=np.int32)  # of each client
-        self.seen: list[list[np.ndarray]] = [[]]  # by each group, the last alarm included
+    def decide(self, history: History, now: Observation) -> tuple[bool, History]:
+        if not history or self._other(history, now.images):
+            return True, (now,)
+        return False, (*history, now)[-self.rounds :]
 
-    def notice(self, number: int, observe: Callable[[], Observed]) -> np.ndarray:
-        observed = observe()
-        group = np.zeros(len(observed.which), dtype=np.int32)
-        group[: len(self.group)] = self.group
-        sights = len(observed.seen) + 1
-        pairs, member = np.unique(group.astype(np.int64) * sights + observed.which + 1, return_inverse=True)
-        seen: list[list[np.ndarray]] = [[]]  # nobody's first group
-        alarms, groups = [], []
-        fresh: dict[int, int] = {}  # which -> the group of those who were alarmed by it
-        for old, which in zip((pairs // sights).tolist(), (pairs % sights - 1).tolist(), strict=True):
-            before, alarmed = self.seen[old], False
-            if which >= 0:
-                now = observed.seen[which].images
-                alarmed = not before or self._other(before, now)
-                before = [now] if alarmed else [*before, now][-self.rounds :]
-            alarms.append(alarmed)
-            if not before:
-                groups.append(0)
-                continue
-            if alarmed and which in fresh:
-                groups.append(fresh[which])
-                continue
-            groups.append(len(seen))
-            if alarmed:
-                fresh[which] = len(seen)
-            seen.append(before)
-        self.seen, self.group = seen, np.array(groups, dtype=np.int32)[member]
-        return np.flatnonzero(np.array(alarms)[member])
-
-    def snapshot(self) -> dict[str, Snapshot]:
-        # Apart, because clients seldom change their group; and groups may have seen the same: that is written once.
-        distinct = {id(values): values for seen in self.seen for values in seen}
-        place = {key: str(i) for i, key in enumerate(distinct)}
-        tensors = {place[key]: torch.from_numpy(values.copy()) for key, values in distinct.items()}
-        groups = [[place[id(values)] for values in seen] for seen in self.seen]
-        return {"groups": ({"of": torch.from_numpy(self.group)}, {}), "seen": (tensors, {"by": groups})}
-
-    def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        tensors, facts = parts["seen"]
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        self.seen = [[arrays[name] for name in names] for names in facts["by"]]
-        self.group = parts["groups"][0]["of"].numpy()
-
-    def _other(self, before: list[np.ndarray], now: np.ndarray) -> bool:
+    def _other(self, history: History, now: np.ndarray) -> bool:
         """Do these entropies go together with none of those before?"""
-        if len(before[-1]) != len(now):
+        if len(history[-1].images) != len(now):
             return True
         limit = min(0.5, max(0.2, self.chance / math.sqrt(len(now))))
-        return len(before) > self.pause and all(together(then, now) < limit for then in before)
+        return len(history) > self.pause and all(correlation(then.images, now) < limit for then in history)
 
 
-def detector_of(kind: str, plan: Plan) -> Detector:
+def detector_of(kind: DetectorKind) -> Detector:
     """The detector of a name: auto, fixed or oracle."""
     if kind == "oracle":
-        return Told(plan)
-    return Fixed() if kind == "fixed" else Auto()
+        return OracleDetector()
+    return ThresholdDetector() if kind == "fixed" else CorrelationDetector()
 
 
-def together(a: np.ndarray, b: np.ndarray) -> float:
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
     """The correlation of two rounds' entropies, image by image, apart from slow trends (classes come in blocks); 1 if
     either has nothing but trends, which tells no change."""
     a, b = _without_trend(a), _without_trend(b)

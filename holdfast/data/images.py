@@ -70,6 +70,14 @@ class ImageSet:
         values, counts = torch.unique_consecutive(self.labels[order], return_counts=True)
         return dict(zip(values.tolist(), torch.split(order, counts.tolist()), strict=True))
 
+    def class_of(self, rows: Tensor) -> Tensor:
+        """The index of each image's class (N,)."""
+        return self.labels[rows]
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        """The images (N, 3, S, S) as uint8."""
+        return self.images[rows]
+
     def _first(self, rows: Tensor, count: int | None) -> Tensor:
         if self.owners is None or count is None:
             return rows[:count]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +12,8 @@ import torch
 from holdfast.data import cifar100, digits, folder, glyphs, imagenet, mini_imagenet, tiny_imagenet, tree
 from holdfast.data.cache import Entry, cache_folder, cached
 from holdfast.data.images import DataSet, Images, ImageSet
+from holdfast.data.settings import DataSettings
 from holdfast.errors import HoldfastError, nearest
-
-if TYPE_CHECKING:
-    from holdfast.config import DataSettings
 
 NAMED = 5  # unreadable files that a message names
 
@@ -60,7 +58,7 @@ def source_of(name: str) -> Source:
     return SOURCES[kind]
 
 
-def load_data(settings: "DataSettings") -> DataSet:
+def load_data(settings: DataSettings) -> DataSet:
     """The part of the data set that the settings ask for."""
     source = source_of(settings.name)
     if settings.path and not source.patterns:
@@ -81,7 +79,7 @@ def load_data(settings: "DataSettings") -> DataSet:
     return part if settings.flip is None else replace(part, flip=settings.flip)
 
 
-def _complain(settings: "DataSettings", data: DataSet) -> None:
+def _complain(settings: DataSettings, data: DataSet) -> None:
     """Images that cannot be read are an error, or left out, as the settings say; in each case they are named."""
     from rich.console import Console  # here, because decoding processes need none and start sooner
 
@@ -128,7 +126,7 @@ def _readable(data: DataSet) -> DataSet:
     return replace(data, train=train, test=test)
 
 
-def _glyphs(settings: "DataSettings") -> DataSet:
+def _glyphs(settings: DataSettings) -> DataSet:
     # The defaults make these three numbers; a glyph set has as many classes as one asks for.
     count = (settings.classes or 0) + settings.first_class
     train, test, size = settings.train_per_class or 0, settings.test_per_class or 0, settings.size or 0
@@ -146,24 +144,24 @@ def _glyphs(settings: "DataSettings") -> DataSet:
     return _dataset("glyphs", names, arrays, glyphs, flip=False)
 
 
-def _digits(settings: "DataSettings") -> DataSet:
+def _digits(settings: DataSettings) -> DataSet:
     return _dataset("digits", digits.CLASSES, digits.load(settings.size or 0), digits, flip=False)
 
 
-def _cifar100(settings: "DataSettings") -> DataSet:
+def _cifar100(settings: DataSettings) -> DataSet:
     names, arrays = cifar100.load(place_of(settings), settings.size or 0, cache_folder())
     return _dataset("cifar100", names, arrays, cifar100, flip=True)
 
 
 def _from_files(module: Any) -> "Callable[[DataSettings], DataSet]":
-    def load(settings: "DataSettings") -> DataSet:
+    def load(settings: DataSettings) -> DataSet:
         names, entry = module.load(place_of(settings), settings.size or 0, cache_folder())
         return _readable(_decoded(settings.name, names, entry, module, flip=True))
 
     return load
 
 
-def _folder(settings: "DataSettings") -> DataSet:
+def _folder(settings: DataSettings) -> DataSet:
     share = settings.test_share or 0.0  # the default makes it a number
     found = folder.load(place_of(settings), settings.size or 0, cache_folder(), share, settings.seed)
     data = _decoded(settings.name, found.names, found.entry, folder, flip=False)
@@ -173,7 +171,7 @@ def _folder(settings: "DataSettings") -> DataSet:
     return _readable(data)
 
 
-def place_of(settings: "DataSettings") -> Path:
+def place_of(settings: DataSettings) -> Path:
     """The archive or folder that is read for these settings."""
     source = source_of(settings.name)
     path = settings.name.partition(":")[2] or settings.path

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from holdfast.client.training import ClientWork, Outcome
-from holdfast.config import Config, to_toml
 from holdfast.data.images import DataSet
 from holdfast.errors import HoldfastError
-from holdfast.methods.context import World
-from holdfast.models.passes import CHUNK, Question
-from holdfast.protocol.messages import Inbox, PrototypeShare, Reply, State, pack, unpack
+from holdfast.models.passes import CHUNK
+from holdfast.protocol.codec import pack, unpack
+from holdfast.protocol.enrolment import Enrolment
+from holdfast.protocol.messages import Encoder, Inbox, InferenceRequest, PrototypeShare, Reply
+from holdfast.protocol.state import ClientState
+from holdfast.simulation.engine import ImageGroup
 
 ATTEMPTS = 3  # at one client's work, when workers die over it
 SHARED = Path("/dev/shm")
@@ -31,7 +33,7 @@ PREFIX = "holdfast-pool-"
 MESSAGES = 2**29  # bytes that a round's models may take in shared memory
 MINUTE = 60.0  # seconds
 DONE, FAILED = b"done", b"failed"  # how a worker's answer begins
-WORK, ASK = b"work", b"ask"  # kinds of pieces
+WORK, INFER = b"work", b"infer"  # kinds of pieces
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,17 @@ class Pool:
     """Gives all workers the images and the round's messages once, through shared memory, and each piece of work by its
     worker's own pipe.
 
-    A worker builds the same world from the same config, so its answers have the bits that this process would get. One
-    that dies is replaced, and its piece is done again."""
+    A worker is enrolled as a client is and maps the same images, so its answers have the bits that this process would
+    get. One that dies is replaced, and its piece is done again."""
 
-    def __init__(self, config: Config, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> None:
+    def __init__(
+        self,
+        enrolment: Enrolment,
+        data: DataSet,
+        workers: int,
+        encoder: Encoder | None = None,
+        devices: Sequence[str] = ("cpu",),
+    ) -> None:
         for place in (SHARED, Path(tempfile.gettempdir())):
             sweep(place)
         parts = (data.train.images, data.test.images)
@@ -83,41 +92,54 @@ class Pool:
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED if shared else None))
         self.lock = os.open(self.folder, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.configs = [self.folder / f"config-{i}.toml" for i in range(len(devices))]
+        self.devices = devices
         self.posted = 0
         self.workers: list[Worker] = []
         try:
             data.lay_out(self.folder)
-            for file, device in zip(self.configs, devices, strict=True):
-                file.write_bytes(to_toml(replace(config, run=replace(config.run, device=device))).encode())
+            (self.folder / "enrolment").write_bytes(enrolment.to_bytes())
+            if encoder is not None:
+                (self.folder / "encoder").write_bytes(encoder.to_bytes())
             for i in range(workers):
                 self.workers.append(self._start(i))
         except BaseException:
             self.close()
             raise
 
-    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         inbox = _the_only(inboxes)
         place = self._post(job=inbox.job.to_bytes(), teachers=inbox.teachers.to_bytes())
-        sizes = [_images(work.world, state, inbox.job.round) for state in states]
-        longest_first = sorted(range(len(states)), key=lambda i: -sizes[i])
+        longest_first = sorted(range(len(states)), key=lambda i: -states[i].images)
         pieces = [Piece(f"client {state.client}", WORK, state.to_bytes()) for state in states]
         for answer in self._run(place, pieces, longest_first):
             yield (
-                State.from_bytes(answer[0]),
+                ClientState.from_bytes(answer[0]),
                 Reply.from_bytes(answer[1]),
                 tuple(map(PrototypeShare.from_bytes, answer[2:])),
             )
 
-    def ask(self, work: ClientWork, question: Question, rows: Tensor) -> Tensor:
-        place = self._post(question=question.to_bytes())
-        chunks = rows.split(CHUNK)
+    def infer(self, work: ClientWork, request: InferenceRequest, groups: Sequence[ImageGroup]) -> list[Tensor]:
+        place = self._post(request=request.to_bytes())
+        chunks = [(group.name, i, ids) for group in groups for i, ids in enumerate(group.chunks)]
+        batches = _batched(chunks)
         pieces = [
-            Piece("questions about images", ASK, pack("chunk", {"rows": some}, {"chunk": i}))
-            for i, some in enumerate(chunks)
+            Piece(
+                "passes over images",
+                INFER,
+                pack(
+                    "chunks",
+                    {str(k): ids for k, (_, _, ids) in enumerate(batch)},
+                    {"chunks": [[name, i] for name, i, _ in batch]},
+                ),
+            )
+            for batch in batches
         ]
-        answers = [unpack("answer", answer[0])[0]["answer"] for answer in self._run(place, pieces, range(len(pieces)))]
-        return torch.cat(answers)
+        answers: list[Tensor] = []
+        for batch, answer in zip(batches, self._run(place, pieces, range(len(pieces))), strict=True):
+            tensors, _ = unpack("answers", answer[0])
+            answers += [tensors[str(k)] for k in range(len(batch))]
+        remaining = iter(answers)
+        return [torch.cat([next(remaining) for _ in group.chunks]) for group in groups]
 
     def _run(self, place: Path, pieces: Sequence["Piece"], order: Sequence[int]) -> Iterator[list[bytes]]:
         """Has every piece done by whichever worker is free, in this order; yields the answers in their own."""
@@ -171,7 +193,8 @@ class Pool:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         connection = Connection(mine.detach())
-        connection.send_bytes(os.fsencode(self.configs[i % len(self.configs)]))
+        connection.send_bytes(os.fsencode(self.folder))
+        connection.send_bytes(self.devices[i % len(self.devices)].encode())
         return Worker(process, connection)
 
     def _post(self, **messages: bytes) -> Path:
@@ -210,10 +233,17 @@ def sweep(place: Path) -> None:
                 os.close(lock)
 
 
-def _images(world: World, state: State, number: int) -> int:
-    """How many images a client has, which is how long its work takes."""
-    current = world.plan.arrivals[state.client][world.plan.current(state.client, number)]
-    return len(world.holding(current)) + sum(map(len, state.memory.values()))
+def _batched(chunks: Sequence[tuple[str, int, Tensor]]) -> list[list[tuple[str, int, Tensor]]]:
+    """Chunks in pieces of work: small ones together, so that a message to a worker is worth its while."""
+    batches: list[list[tuple[str, int, Tensor]]] = []
+    images = CHUNK
+    for chunk in chunks:
+        if images + len(chunk[2]) > CHUNK:
+            batches.append([])
+            images = 0
+        batches[-1].append(chunk)
+        images += len(chunk[2])
+    return batches
 
 
 def _the_only(inboxes: Iterable[Inbox]) -> Inbox:

@@ -6,18 +6,22 @@ import torch
 from torch import Tensor
 
 from holdfast.client.training import ClientWork, Outcome
-from holdfast.models.passes import CHUNK, Question
-from holdfast.protocol.messages import Inbox, State
+from holdfast.protocol.messages import Inbox, InferenceRequest
+from holdfast.protocol.state import ClientState
+from holdfast.simulation.engine import ImageGroup
 
 
 class Serial:
     """The plainest engine, and the one that the others must equal."""
 
-    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         return map(work, states, inboxes)
 
-    def ask(self, work: ClientWork, question: Question, rows: Tensor) -> Tensor:
-        return torch.cat([work.answer(question, some, i) for i, some in enumerate(rows.split(CHUNK))])
+    def infer(self, work: ClientWork, request: InferenceRequest, groups: Sequence[ImageGroup]) -> list[Tensor]:
+        return [
+            torch.cat([work.infer(request, chunk, group.name, i) for i, chunk in enumerate(group.chunks)])
+            for group in groups
+        ]
 
     def __enter__(self) -> "Serial":
         return self

@@ -1,20 +1,25 @@
-"""A worker process of the pool: it builds the world from the run's config, and then works for whoever is at the other
-end of its connection. Everything that passes is bytes of safetensors and JSON."""
+"""A worker process of the pool: it is enrolled as a client is, and then works for whoever is at the other end of its
+connection. Everything that passes is bytes of safetensors and JSON."""
 
 import os
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
+from holdfast.client.client import encoder_of
+from holdfast.client.data import ClientImages
 from holdfast.client.training import ClientWork
-from holdfast.config import load_config
 from holdfast.data.images import DataSet
-from holdfast.engines.pool import ASK, DONE, FAILED
+from holdfast.engines.pool import DONE, FAILED, INFER
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, plan_of
 from holdfast.machine import one_thread
-from holdfast.models.passes import Question
-from holdfast.protocol.messages import Inbox, Job, State, Teachers, pack, unpack
+from holdfast.methods import method_of
+from holdfast.protocol.codec import pack, unpack
+from holdfast.protocol.enrolment import Enrolment
+from holdfast.protocol.messages import Encoder, Inbox, InferenceRequest, Job, Teachers
+from holdfast.protocol.state import ClientState
 
 
 def serve(connection: Connection, work: ClientWork) -> None:
@@ -26,13 +31,11 @@ def serve(connection: Connection, work: ClientWork) -> None:
         if folder != known:
             known, message = folder, _read(Path(os.fsdecode(folder)), kind)
         try:
-            if isinstance(message, Question):
-                tensors, facts = unpack("chunk", content)
-                answer = work.answer(message, tensors["rows"], facts["chunk"])
-                parts = [pack("answer", {"answer": answer}, {})]
+            if isinstance(message, InferenceRequest):
+                parts = [_infer(work, message, content)]
             else:
                 assert message is not None
-                state, reply, shares = work(State.from_bytes(content), message)
+                state, reply, shares = work(ClientState.from_bytes(content), message)
                 parts = [state.to_bytes(), reply.to_bytes(), *(share.to_bytes() for share in shares)]
         except HoldfastError as error:
             connection.send_bytes(FAILED)
@@ -42,20 +45,36 @@ def serve(connection: Connection, work: ClientWork) -> None:
             connection.send_bytes(part)
 
 
-def _read(place: Path, kind: bytes) -> Question | Inbox:
-    if kind == ASK:
-        return Question.from_bytes((place / "question").read_bytes())
+def _infer(work: ClientWork, request: InferenceRequest, content: bytes) -> bytes:
+    tensors, facts = unpack("chunks", content)
+    answers = {str(k): work.infer(request, tensors[str(k)], *chunk) for k, chunk in enumerate(facts["chunks"])}
+    return pack("answers", answers, {})
+
+
+def _read(place: Path, kind: bytes) -> InferenceRequest | Inbox:
+    if kind == INFER:
+        return InferenceRequest.from_bytes((place / "request").read_bytes())
     job, teachers = (place / "job").read_bytes(), (place / "teachers").read_bytes()
     return Inbox(Job.from_bytes(job), Teachers.from_bytes(teachers))
+
+
+def build_work(folder: Path, device: torch.device) -> ClientWork:
+    """The clients' work, from what the pool has laid out in this folder."""
+    enrolment = Enrolment.from_bytes((folder / "enrolment").read_bytes())
+    encoder = None
+    if (folder / "encoder").exists():
+        message = Encoder.from_bytes((folder / "encoder").read_bytes())
+        encoder = encoder_of(message, enrolment.spec.image_size).to(device)
+    data = DataSet.mapped(folder)
+    train, test = (ClientImages(part, data.classes) for part in (data.train, data.test))
+    return ClientWork(enrolment, method_of(enrolment.method), train, device, encoder, test)
 
 
 def main(handle: int) -> None:
     with one_thread(), Connection(handle) as connection:
         try:
-            file = Path(os.fsdecode(connection.recv_bytes()))
-            config, data = load_config(file), DataSet.mapped(file.parent)
-            work = ClientWork(build_federation(config, data, plan_of(config, data)).world)
-            serve(connection, work)
+            folder, device = Path(os.fsdecode(connection.recv_bytes())), connection.recv_bytes().decode()
+            serve(connection, build_work(folder, torch.device(device)))
         except (EOFError, ConnectionError, KeyboardInterrupt):
             return  # the run is over, or was stopped
 

@@ -1,5 +1,9 @@
 """METHODS: an explicit table, name -> class."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import HoldfastError, nearest
 from holdfast.methods.afc import AFC
 from holdfast.methods.base import Method
 from holdfast.methods.bic import BiC
@@ -20,3 +24,15 @@ METHODS: dict[str, type[Method]] = {
     cls.name: cls
     for cls in (FedAvg, FedProx, Joint, ICaRL, BiC, PODNet, DDE, GeoDL, SSIL, DyTox, AFC, GLFC, LGA, LGAPaper, LGACode)
 }
+
+
+def method_of(fields: Mapping[str, Any]) -> Method:
+    """The method of a name, with these hyper-parameters."""
+    values = dict(fields)
+    name = values.pop("name", None)
+    if name not in METHODS:
+        raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
+    try:
+        return METHODS[name](**values)
+    except (TypeError, ValueError) as error:
+        raise HoldfastError(f"the method {name} does not have these settings: {error}") from error

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
-from holdfast.methods.base import STRICT, Losses
-from holdfast.methods.context import Local
+from holdfast.methods.base import Losses
+from holdfast.methods.context import ClientContext
 from holdfast.models import BACKBONES
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 from holdfast.protocol.messages import Extras
+from holdfast.settings import STRICT
 
 
 class ImportantModel(ProxyModel):
@@ -50,32 +51,32 @@ class AFC(shared.ProxyMethod):
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return super().fixed(model) | {n for n in model.state_dict() if n.startswith("importance")}
 
-    def distilled(self, local: Local, output: Output, teacher: Output) -> Losses:
-        assert isinstance(local.model, ImportantModel)
-        return {"discrepancy": self.strength * channel_discrepancy(output.maps, teacher.maps, local.model.importance)}
+    def distilled(self, context: ClientContext, output: Output, teacher: Output) -> Losses:
+        assert isinstance(context.model, ImportantModel)
+        return {"discrepancy": self.strength * channel_discrepancy(output.maps, teacher.maps, context.model.importance)}
 
-    def finish_task(self, local: Local) -> Extras:
-        tuned = super().finish_task(local)
-        found = {**importance_sums(local), **(tuned.tensors if tuned else {})}
+    def finish_task(self, context: ClientContext) -> Extras:
+        tuned = super().finish_task(context)
+        found = {**importance_sums(context), **(tuned.tensors if tuned else {})}
         return Extras("classifier and importances", found)
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
-        super().merge(model, extras, seed, number)
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
+        super().merge(model, extras, seed, round_index)
         for name in (name for e in extras[:1] for name in e.tensors if name.startswith("importance")):
             total = torch.stack([e.tensors[name].double() for e in extras]).sum(dim=0)
             mean = total.mean()
             model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))
 
 
-def importance_sums(local: Local) -> dict[str, Tensor]:
+def importance_sums(context: ClientContext) -> dict[str, Tensor]:
     """For each stage the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation
     mode. The authors take the gradients of a batch's mean loss, which are as many times larger as a batch is smaller:
     a client with one image would drown all others."""
-    model = local.model.eval()
+    model = context.model.eval()
     assert isinstance(model, ImportantModel)
     model.requires_grad_(True)
     sums = [torch.zeros_like(buffer) for buffer in model.importance]
-    for batch in local.batches(local.everything, 0):
+    for batch in context.batches(context.everything, 0):
         output = model(batch.images)
         slopes = torch.autograd.grad(nca(model.scale * output.logits, batch.labels), output.maps)
         for total, slope in zip(sums, slopes, strict=True):

@@ -4,37 +4,39 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as settings
+from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from holdfast.client.detector import Detector, Told
 from holdfast.losses import cross_entropy
-from holdfast.methods.context import Batch, Local, Preset, Stage
+from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.herding import herd
+from holdfast.methods.roles import DetectorKind, NoTeachers, PrototypeSharing, TeacherSelection
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.protocol.messages import Extras, Moment, PrototypeShare, State
-from holdfast.proxy.selectors import NoTeacher, Proxy, ProxyHome
-from holdfast.simulation.plan import Plan
+from holdfast.protocol.enrolment import Preset
+from holdfast.protocol.messages import Extras, Phase
+from holdfast.settings import STRICT
 
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 Losses = dict[str, Tensor]
 
 
-# methods.md, section 2.5: a softmax loss and a sigmoid loss averaged over classes differ in gradient scale.
+# A softmax loss and a sigmoid loss that is averaged over classes differ in the scale of their gradients (D18).
 CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, schedule="cosine")
 BCE = Preset(
     lr=1.0, momentum=0.0, weight_decay=1e-5, schedule="steps", milestones=(0.5, 0.75, 0.9), gamma=0.2
 )  # the paper's 2.0 wants tens of classes and diverges with few
 
 
-@settings(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Method:
-    """A learner; its fields are its hyper-parameters, and it overrides only what its paper changes."""
+    """A learner; its fields are its hyper-parameters, and it overrides only what its paper changes.
+
+    Everything that runs on a client gets a `ClientContext` and must depend on nothing else: the same context gives the
+    same bits, in whichever process. Every random number comes from `context.generator`, on the server from `seed`."""
 
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `holdfast methods`
+    all_at_once: ClassVar[bool] = False  # a ceiling that breaks the rules on purpose: nothing comes late or leaves
 
     @property
     def label(self) -> str:
@@ -54,20 +56,21 @@ class Method:
 
     # what the federation is made of
 
-    def arrange(self, plan: Plan) -> Plan:
-        """The plan under which this method lives; the given one, but for a ceiling that breaks the rules on purpose."""
-        return plan
-
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        """A network without classes; its weights come from `rng` alone."""
         return IncrementalModel(spec, rng)
 
-    def build_detector(self, plan: Plan) -> Detector:
+    def detector_kind(self) -> DetectorKind:
         """How clients learn of new classes; by default the schedule tells them."""
-        return Told(plan)
+        return "oracle"
 
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        """Who chooses the models that clients distil from; by default nobody distils."""
-        return NoTeacher()
+    def teacher_selection(self) -> TeacherSelection:
+        """Who picks the models that clients distil from; by default nobody distils."""
+        return NoTeachers()
+
+    def prototypes(self) -> PrototypeSharing | None:
+        """What clients share with the proxy after training; by default nothing."""
+        return None
 
     @property
     def keeps_memory(self) -> bool:
@@ -79,50 +82,50 @@ class Method:
         """Do detectors see the entropies of augmented images?"""
         return False
 
-    @property
-    def late_shares(self) -> bool:
-        """Does a client that was not selected when it noticed new classes share them when it is next selected?"""
-        return False
-
     # on the client
 
     def exemplars(self, features: Tensor, count: int) -> Tensor:
-        """Which of a class's images (N, d) to keep, best first; by default those that iCaRL's herding takes."""
+        """Positions of the `count` images of a class to keep, best first, by their features (N, d); by default those
+        that iCaRL's herding takes.
+
+        Must be prefix-stable: the first k of `exemplars(features, n)` are `exemplars(features, k)` for every k <= n. A
+        memory that has to make room for more classes drops from the end of its lists, and a simulation ranks a class
+        once for clients with different quotas. It must depend on its arguments alone."""
         return herd(features, count)
 
-    def begin_task(self, local: Local) -> Extras | None:
-        """Before the training of a round in which the head has grown: what the server needs for its new classes."""
+    def collects_extras(self, phase: Phase) -> bool:
+        """Are a round's clients asked for extras in this phase? A method that overrides `begin_task` or `finish_task`
+        says so here; each phase costs one more model per selected client."""
+        return False
+
+    def begin_task(self, context: ClientContext) -> Extras | None:
+        """Phase "begin", before the training of a round in which the head has grown: what the server needs for its new
+        classes."""
         return None
 
-    def finish_task(self, local: Local) -> Extras | None:
-        """After a task's last round, under the new global model: a bias, importances, class sums, ..."""
+    def finish_task(self, context: ClientContext) -> Extras | None:
+        """Phase "finish", after a task's last round, under the new global model: a bias, importances, class sums, ...
+        The memory has the task's classes by then. What is changed in `context.model` is not sent."""
         return None
-
-    def visits(self, moment: Moment) -> bool:
-        """Are clients asked for extras at this moment? Yes, if the method says what."""
-        name = "begin_task" if moment == "begin" else "finish_task"
-        return getattr(type(self), name) is not getattr(Method, name)
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         """The names of those tensors that clients neither change nor send; by default none."""
         return frozenset()
 
-    def stages(self, local: Local) -> Iterable[Stage]:
-        """What a client optimises in a round: by default one stage over its data and its memory."""
-        yield local.stage(local.everything)
+    def stages(self, context: ClientContext) -> Iterable[Stage]:
+        """What a client optimises in a round: by default one stage over its data and its memory. Each stage is run
+        before the next is asked for."""
+        yield context.stage(context.everything)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
         """Named terms; their sum is minimised, each is recorded. By default the cross-entropy (Eq. 1) alone."""
-        return {"classification": cross_entropy(local.model(batch.images).logits, batch.labels)}
-
-    def share(self, local: Local) -> tuple[State, tuple[PrototypeShare, ...]]:
-        """After training: what the client keeps, and what the proxy alone gets; by default nothing new and nothing."""
-        return local.state, ()
+        return {"classification": cross_entropy(context.model(batch.images).logits, batch.labels)}
 
     # on the server
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
-        """What the server makes of its clients' extras; by default nothing. Chance comes from seed and round number."""
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
+        """What the server makes of its clients' extras, in the order of the clients; by default nothing. Called once
+        per phase, with no extras if no client had any. Random numbers come from the seed and the round."""
 
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
         """Scores (B, C) of normalised images; the highest is the prediction."""
@@ -130,6 +133,6 @@ class Method:
         return logits
 
     @property
-    def weighs(self) -> bool:
+    def scores_are_logits(self) -> bool:
         """Does a softmax of its scores say how probable each class is?"""
         return True

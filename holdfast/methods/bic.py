@@ -11,14 +11,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import cross_entropy, distillation
-from holdfast.methods.base import CE, STRICT, Losses
-from holdfast.methods.context import Batch, Local, Preset, Stage
-from holdfast.methods.herding import quota
+from holdfast.methods.base import CE, Losses
+from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.models.passes import one_pass
-from holdfast.protocol.messages import Extras
+from holdfast.protocol.enrolment import Preset
+from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
+from holdfast.settings import STRICT
 
 PULL = 0.1  # of the shift towards 0, over 2
 
@@ -53,53 +53,51 @@ class BiC(Replay):
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return model.note_names
 
-    def stages(self, local: Local) -> Iterable[Stage]:
-        held = self.validation(local)
-        yield local.stage(local.everything[~torch.isin(local.everything, held)])
+    def stages(self, context: ClientContext) -> Iterable[Stage]:
+        held = self.validation(context)
+        yield context.stage(context.everything[~torch.isin(context.everything, held)])
 
-    def validation(self, local: Local) -> Tensor:
+    def validation(self, context: ClientContext) -> Tensor:
         """The images that are never trained on in this task: of each class of older growths the last of the exemplars
         that its list will still have when the task is over, of each class of the newest growth as many, drawn by
         chance. A class that has too few to spare one is left out; without both kinds there are none."""
-        labels, world = local.world.train.labels, local.world
-        first = sum(local.registry.growths[:-1])
-        share = quota(world.memory, len({*local.state.memory, *labels[local.data].tolist()}))
-        kept_rows = {c: rows[:share].long() for c, rows in local.state.memory.items()}
-        old = [rows for c, rows in kept_rows.items() if 0 <= int(local.positions[c]) < first and len(rows) > 1]
-        new = [local.data[labels[local.data] == c] for c in labels[local.data].unique()]
-        new = [rows for rows in new if int(local.positions[labels[rows[0]]]) >= first]
-        many = max(1, min((int(self.held_out * len(rows)) for rows in old), default=0))
-        new = [rows for rows in new if len(rows) > many]
+        first, position = sum(context.registry.growths[:-1]), context.registry.position
+        exemplars = {name: ids[: context.quota] for name, ids in context.exemplars_by_class.items()}
+        old = [ids for name, ids in exemplars.items() if position[name] < first and len(ids) > 1]
+        many = max(1, min((int(self.held_out * len(ids)) for ids in old), default=0))
+        new = {name: ids for name, ids in context.data_by_class.items() if position[name] >= first and len(ids) > many}
         if not old or not new:
             return torch.empty(0, dtype=torch.int64)
-        kept = [rows[-many:] for rows in old]
-        for rows in new:
-            rng = torch_generator(local.world.seed, "client", local.state.client, "held out", int(labels[rows[0]]))
-            kept.append(rows[torch.randperm(len(rows), generator=rng)[:many]])
+        kept = [ids[-many:] for ids in old]
+        for name, ids in new.items():
+            rng = torch_generator(context.seed, "client", context.state.client, "held out", name)
+            kept.append(ids[torch.randperm(len(ids), generator=rng)[:many]])
         return torch.cat(kept)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        logits = self.raw(local.model, batch.images)
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        logits = self.raw(context.model, batch.images)
         classification = cross_entropy(logits, batch.labels)
-        if local.predecessor is None:
+        if context.predecessor is None:
             return {"classification": classification}
         with torch.no_grad():
-            teacher = self.predict(local.predecessor, batch.images)  # its newest task corrected
+            teacher = self.predict(context.predecessor, batch.images)  # its newest task corrected
         share = teacher.shape[1] / logits.shape[1]  # lambda = Co / C
         distilled = distillation(logits, teacher, self.temperature)
         return {"classification": (1 - share) * classification, "distillation": share * distilled}
 
-    def finish_task(self, local: Local) -> Extras | None:
-        rows = self.validation(local)
-        if not len(rows) or len(local.registry.growths) < 2:
-            return None
-        world = local.world
-        logits = one_pass(local.model, world.train, world.transform, rows, lambda pixels: self.raw(local.model, pixels))
-        labels = local.positions[world.train.labels[rows]]
-        scale, shift = fit_correction(logits, labels, local.registry.growths[-1])
-        return Extras("bias", {"scale": scale, "shift": shift, "images": torch.tensor(len(rows))})
+    def collects_extras(self, phase: Phase) -> bool:
+        return phase == "finish"
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+    def finish_task(self, context: ClientContext) -> Extras | None:
+        ids = self.validation(context)
+        if not len(ids) or len(context.registry.growths) < 2:
+            return None
+        logits = context.infer(context.model, ids, lambda pixels: self.raw(context.model, pixels))
+        labels = context.positions_of(ids)
+        scale, shift = fit_correction(logits, labels, context.registry.growths[-1])
+        return Extras("bias", {"scale": scale, "shift": shift, "images": torch.tensor(len(ids))})
+
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         for name, neutral in (("scale", 1.0), ("shift", 0.0)):
             values = model.noted(name) if self.keep_all else torch.full_like(model.noted(name), neutral)
             if extras:

@@ -10,12 +10,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import cross_entropy, distillation, neighbour_cross_entropy
-from holdfast.methods.base import STRICT, Losses
-from holdfast.methods.context import Batch, Local, Stage
+from holdfast.methods.base import Losses
+from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.models.passes import one_pass
-from holdfast.protocol.messages import Extras
+from holdfast.protocol.messages import Extras, Phase
+from holdfast.settings import STRICT
 
 MOMENTUM = 0.9  # of the head direction
 ROWS = 1024  # of the matrix of similarities at a time
@@ -57,59 +57,63 @@ class DDE(Replay):
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return frozenset({"direction"})
 
-    def stages(self, local: Local) -> Iterable[Stage]:
-        rows = local.everything.sort().values
-        fresh = torch.isin(rows, self.fresh(local)).nonzero().flatten()
-        if len(fresh) > 1 and len(local.memory) and self.neighbours and local.predecessor is not None:
-            unit = F.normalize(local.features(local.predecessor, rows), dim=1)
-            local.scratch |= {"rows": rows, "near": rows[nearest_others(unit, fresh, self.neighbours)]}  # (N,), (N, K)
-        yield local.stage(local.everything)
+    def stages(self, context: ClientContext) -> Iterable[Stage]:
+        if len(context.memory) and self.neighbours and context.predecessor is not None:
+            fresh = self.fresh(context)
+            if len(fresh) > 1:
+                unit = F.normalize(context.features(context.predecessor, context.everything), dim=1)
+                context.scratch |= {
+                    "near": nearest_others(unit, fresh, self.neighbours),  # (N, K) positions in `everything`
+                    "order": context.everything.argsort(),
+                }
+        yield context.stage(context.everything)
 
-    def fresh(self, local: Local) -> Tensor:
-        """The client's images of the newest growth's classes."""
-        newest = local.positions[local.world.train.labels[local.data]] >= sum(local.registry.growths[:-1])
-        return local.data[newest]
+    def fresh(self, context: ClientContext) -> Tensor:
+        """Which of the client's images are of the newest growth's classes: positions in `everything`, data first."""
+        newest = context.positions_of(context.data) >= sum(context.registry.growths[:-1])
+        return newest.nonzero().flatten()
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        logits = local.model(batch.images).logits
-        if local.predecessor is None:
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        logits = context.model(batch.images).logits
+        if context.predecessor is None:
             return {"classification": cross_entropy(logits, batch.labels)}
         with torch.no_grad():
-            teacher = local.predecessor(batch.images).logits
+            teacher = context.predecessor(batch.images).logits
         strength = self.beta * self.temperature**2
         return {
-            "classification": self.classification(local, batch, logits),
+            "classification": self.classification(context, batch, logits),
             "distillation": strength * distillation(logits, teacher, self.temperature),
         }
 
-    def classification(self, local: Local, batch: Batch, logits: Tensor) -> Tensor:
+    def classification(self, context: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
         """Images share their probability with their neighbours', where they have any."""
-        if "near" not in local.scratch:
+        if "near" not in context.scratch:
             return cross_entropy(logits, batch.labels)
-        rows = local.scratch["near"][torch.searchsorted(local.scratch["rows"], batch.rows)]  # (B, K)
-        asked, places = rows.unique(return_inverse=True)  # many images share a neighbour
-        answers = one_pass(
-            local.model,
-            local.world.train,
-            local.world.transform,
-            asked,
-            lambda pixels: local.model(pixels).logits.softmax(dim=1),
+        everything, order = context.everything, context.scratch["order"]
+        places = order[torch.searchsorted(everything[order], batch.ids)]
+        near = context.scratch["near"][places]  # (B, K)
+        asked, found = near.unique(return_inverse=True)  # many images share a neighbour
+        answers = context.infer(
+            context.model, everything[asked], lambda pixels: context.model(pixels).logits.softmax(dim=1)
         )
-        p = answers[places].to(logits.device)  # (B, K, C)
-        theirs = p.gather(2, batch.labels[:, None, None].expand(-1, rows.shape[1], 1)).squeeze(2).mean(dim=1)
+        p = answers[found].to(logits.device)  # (B, K, C)
+        theirs = p.gather(2, batch.labels[:, None, None].expand(-1, near.shape[1], 1)).squeeze(2).mean(dim=1)
         return neighbour_cross_entropy(logits, batch.labels, theirs)
 
-    def finish_task(self, local: Local) -> Extras | None:
-        if len(local.registry.growths) == 1:  # nothing older is at a disadvantage
+    def collects_extras(self, phase: Phase) -> bool:
+        return phase == "finish"
+
+    def finish_task(self, context: ClientContext) -> Extras | None:
+        if len(context.registry.growths) == 1:  # nothing older is at a disadvantage
             return None
-        rows = local.everything[torch.randperm(len(local.everything), generator=local.generator("direction"))]
-        means = [part.mean(dim=0) for part in local.features(local.model, rows).split(local.world.training.batch)]
+        ids = context.everything[torch.randperm(len(context.everything), generator=context.generator("direction"))]
+        means = [part.mean(dim=0) for part in context.features(context.model, ids).split(context.training.batch)]
         direction = torch.zeros_like(means[0])
         for mean in means:
             direction = MOMENTUM * direction + mean
         return Extras("head direction", {"direction": direction, "steps": torch.tensor(len(means))})
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         assert isinstance(model, DirectedModel)
         if extras:
             total = torch.stack([e.tensors["direction"].double() * e.tensors["steps"] for e in extras]).sum(dim=0)

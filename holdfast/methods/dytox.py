@@ -11,12 +11,14 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError
 from holdfast.losses import distillation, one_hot
-from holdfast.methods.base import STRICT, Losses
-from holdfast.methods.context import Batch, Local, Preset, Stage
+from holdfast.methods.base import Losses
+from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.shared import Replay, mean_of
 from holdfast.models.convit import TokenModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.protocol.messages import Extras
+from holdfast.protocol.enrolment import Preset
+from holdfast.protocol.messages import Extras, Phase
+from holdfast.settings import STRICT
 
 WIDE = 512  # images that the official learning rates are for
 
@@ -62,33 +64,33 @@ class DyTox(Replay):
         old = {(kind, str(i)) for i in range(len(model.blocks) - 1) for kind in ("tokens", "blocks")}
         return frozenset(name for name in model.state_dict() if tuple(name.split(".")[:2]) in old)
 
-    def stages(self, local: Local) -> Iterable[Stage]:
-        stage = local.stage(local.everything)
-        yield Stage(stage.epochs, stage.batches, self.optimiser(local, self.fixed(local.model)), stage.rate)
+    def stages(self, context: ClientContext) -> Iterable[Stage]:
+        stage = context.stage(context.everything)
+        yield Stage(stage.epochs, stage.batches, self.optimiser(context, self.fixed(context.model)), stage.rate)
 
-    def optimiser(self, local: Local, fixed: frozenset[str]) -> torch.optim.Optimizer:
+    def optimiser(self, context: ClientContext, fixed: frozenset[str]) -> torch.optim.Optimizer:
         """AdamW over all parameters but those that are fixed."""
-        for name, parameter in local.model.named_parameters():
+        for name, parameter in context.model.named_parameters():
             parameter.requires_grad_(name not in fixed)
-        free = [parameter for parameter in local.model.parameters() if parameter.requires_grad]
-        preset = local.world.training.optimiser
+        free = [parameter for parameter in context.model.parameters() if parameter.requires_grad]
+        preset = context.training.optimiser
         return torch.optim.AdamW(free, lr=preset.lr, weight_decay=preset.weight_decay)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        assert isinstance(local.model, TokenModel)
-        output = local.model(batch.images)
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        assert isinstance(context.model, TokenModel)
+        output = context.model(batch.images)
         classification = F.binary_cross_entropy_with_logits(output.logits, one_hot(batch.labels, output.logits))
-        if local.predecessor is None:
+        if context.predecessor is None:
             return {"classification": classification}
         with torch.no_grad():
-            teacher = local.predecessor(batch.images).logits
+            teacher = context.predecessor(batch.images).logits
         old, everything = teacher.shape[1], output.logits.shape[1]
         share = old / everything  # lambda = Co / C
         distilled = self.temperature**2 * distillation(output.logits, teacher, self.temperature) / old  # element mean
         return {
             "classification": (1 - share) * classification,
             "distillation": share * distilled,
-            "divergence": self.divergence * self.apart(local.model, output.features, batch.labels),
+            "divergence": self.divergence * self.apart(context.model, output.features, batch.labels),
         }
 
     def apart(self, model: TokenModel, features: Tensor, labels: Tensor) -> Tensor:
@@ -98,24 +100,27 @@ class DyTox(Replay):
         logits = model.divergence(features[:, -model.features :])
         return F.binary_cross_entropy_with_logits(logits, one_hot((labels - start + 1).clamp(min=0), logits))
 
-    def finish_task(self, local: Local) -> Extras | None:
-        if not self.tune_epochs or not local.has_old_and_new:
+    def collects_extras(self, phase: Phase) -> bool:
+        return phase == "finish" and self.tune_epochs > 0
+
+    def finish_task(self, context: ClientContext) -> Extras | None:
+        if not self.tune_epochs or not context.has_old_and_new:
             return None
-        names = frozenset(name for name, _ in local.model.named_parameters())
+        names = frozenset(name for name, _ in context.model.named_parameters())
         tuned = {name for name in names if not name.startswith(("backbone.", "divergence."))}
-        optimiser = self.optimiser(local, names - tuned)
+        optimiser = self.optimiser(context, names - tuned)
         for group in optimiser.param_groups:
-            group["lr"] = self.tune_rate * local.world.training.batch / WIDE
+            group["lr"] = self.tune_rate * context.training.batch / WIDE
         for epoch in range(self.tune_epochs):
-            for batch in local.batches(local.exemplars, epoch):
+            for batch in context.batches(context.exemplars, epoch):
                 optimiser.zero_grad()
-                logits = local.model(batch.images).logits
+                logits = context.model(batch.images).logits
                 F.binary_cross_entropy_with_logits(logits, one_hot(batch.labels, logits)).backward()
                 optimiser.step()
-        values = {name: local.model.get_parameter(name).detach().cpu().clone() for name in sorted(tuned)}
-        return Extras("tuned", {**values, "images": torch.tensor(len(local.exemplars))})
+        values = {name: context.model.get_parameter(name).detach().cpu().clone() for name in sorted(tuned)}
+        return Extras("tuned", {**values, "images": torch.tensor(len(context.exemplars))})
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         for name in extras[0].tensors if extras else ():
             if name != "images":
                 model.get_parameter(name).data.copy_(mean_of(extras, name))

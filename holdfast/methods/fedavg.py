@@ -5,7 +5,8 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from holdfast.methods.base import STRICT, Method
+from holdfast.methods.base import Method
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)

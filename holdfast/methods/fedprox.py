@@ -7,8 +7,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from holdfast.losses import cross_entropy
-from holdfast.methods.base import STRICT, Losses, Method
-from holdfast.methods.context import Batch, Local
+from holdfast.methods.base import Losses, Method
+from holdfast.methods.context import Batch, ClientContext
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -26,10 +27,10 @@ class FedProx(Method):
     def keeps_memory(self) -> bool:
         return self.replay
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        pairs = zip(local.model.parameters(), local.broadcast.parameters(), strict=True)
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        pairs = zip(context.model.parameters(), context.broadcast.parameters(), strict=True)
         distance = torch.stack([(mine - theirs).square().sum() for mine, theirs in pairs]).sum()
         return {
-            "classification": cross_entropy(local.model(batch.images).logits, batch.labels),
+            "classification": cross_entropy(context.model(batch.images).logits, batch.labels),
             "proximity": self.mu / 2 * distance,
         }

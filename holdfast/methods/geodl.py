@@ -8,9 +8,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import cross_entropy, distillation, geodesic_distance, geodesic_flow, subspace
-from holdfast.methods.base import STRICT, Losses
-from holdfast.methods.context import Batch, Local
+from holdfast.methods.base import Losses
+from holdfast.methods.context import Batch, ClientContext
 from holdfast.methods.shared import NearestMean
+from holdfast.settings import STRICT
 
 LEAST = 4  # images of a batch for which there is a subspace to speak of
 
@@ -21,7 +22,7 @@ class GeoDL(NearestMean):
     in each: by the cosine under the kernel that integrates all projections on the way. The authors' code takes another
     distance on centred, pooled maps and approximates the decomposition with random jitter; here it is the closed form,
     in double precision, with the small-angle series, and no gradient through the kernel. As in the paper's own
-    comparison there is no distillation of outputs, unless `distil`. Federated: all of it is local. The subspaces have
+    comparison there is no distillation of outputs, unless `distil`. Federated: all of it is context. The subspaces have
     at most half the features' dimensions, because nearly whole spaces make it a plain cosine, and two fewer than a
     batch has images, also where the last batch is a short one."""
 
@@ -32,14 +33,14 @@ class GeoDL(NearestMean):
     distil: float = Field(default=0.0, ge=0, description="weight of an added distillation of outputs; 0 as published")
     temperature: float = Field(default=2.0, gt=0, description="of that distillation")
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        output = local.model(batch.images)
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        output = context.model(batch.images)
         terms = {"classification": cross_entropy(output.logits, batch.labels)}
-        if local.predecessor is None:
+        if context.predecessor is None:
             return terms
         with torch.no_grad():
-            teacher = local.predecessor(batch.images)
-        old, new = sum(local.predecessor.growths), local.registry.growths[-1]
+            teacher = context.predecessor(batch.images)
+        old, new = sum(context.predecessor.growths), context.registry.growths[-1]
         if len(batch.images) >= LEAST:
             distance = self.strength * (old / new) ** 0.5 * self.distance(output.features, teacher.features)
             terms["geodesic"] = distance

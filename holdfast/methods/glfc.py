@@ -9,14 +9,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast import losses
-from holdfast.client.detector import Detector, detector_of
-from holdfast.client.prototypes import Perturbation, share_prototypes
-from holdfast.methods.base import BCE, STRICT, Losses, Method
-from holdfast.methods.context import Batch, Local, Preset
-from holdfast.protocol.messages import PrototypeShare, State
-from holdfast.proxy.selectors import PrototypeProxy, Proxy, ProxyHome, ProxySettings
-from holdfast.seeding import torch_generator
-from holdfast.simulation.plan import Plan
+from holdfast.methods.base import BCE, Losses, Method
+from holdfast.methods.context import Batch, ClientContext
+from holdfast.methods.roles import DetectorKind, Perturbation, PrototypeSelection, PrototypeSharing, TeacherSelection
+from holdfast.protocol.enrolment import Preset
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -52,32 +49,30 @@ class GLFC(Method):
     def keeps_memory(self) -> bool:
         return True
 
-    def build_detector(self, plan: Plan) -> Detector:
-        return detector_of(self.detector, plan)
+    def detector_kind(self) -> DetectorKind:
+        return self.detector
 
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        buffer = self.build_model(home.spec, torch_generator(0, "buffer")).to(home.device)
-        settings = ProxySettings(capacity=home.classes, iterations=self.iterations, augmented=0, patience=self.patience)
-        return PrototypeProxy(home, settings, buffer)
+    def teacher_selection(self) -> TeacherSelection:
+        return PrototypeSelection(iterations=self.iterations, augmented=0, patience=self.patience)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        logits = local.model(batch.images).logits
+    def prototypes(self) -> PrototypeSharing:
+        return PrototypeSharing(Perturbation(self.latent_noise, self.perturb_steps))
+
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        logits = context.model(batch.images).logits
         hard = losses.one_hot(batch.labels, logits)
-        compensated = losses.weighted_binary_cross_entropy(logits, hard, self.weights(local, logits, batch))
-        if local.teacher is None:
+        compensated = losses.weighted_binary_cross_entropy(logits, hard, self.weights(context, logits, batch))
+        if context.teacher is None:
             return {"compensation": compensated}
         with torch.no_grad():
-            soft = losses.soft_labels(batch.labels, logits.shape[1], local.teacher(batch.images).logits.sigmoid())
+            soft = losses.soft_labels(batch.labels, logits.shape[1], context.teacher(batch.images).logits.sigmoid())
         distilled = losses.weighted_binary_cross_entropy(logits, soft, torch.ones_like(logits[:, 0]))
         return {"compensation": compensated / 2, "distillation": distilled / 2}
 
-    def weights(self, local: Local, logits: Tensor, batch: Batch) -> Tensor:
+    def weights(self, context: ClientContext, logits: Tensor, batch: Batch) -> Tensor:
         """|V| over its mean in the group; 1 as long as there is no memory."""
-        if not len(local.memory):
+        if not len(context.memory):
             return torch.ones_like(logits[:, 0])
         gradient = losses.sigmoid_gradient if self.gradient == "sigmoid" else losses.softmax_gradient
-        kept = torch.isin(batch.labels, local.labels_of(local.memory))
+        kept = torch.isin(batch.labels, context.labels_of(context.memory))
         return losses.group_balanced_weights(gradient(logits, batch.labels), kept.long(), exponent=1.0)
-
-    def share(self, local: Local) -> tuple[State, tuple[PrototypeShare, ...]]:
-        return share_prototypes(local, Perturbation(self.latent_noise, self.perturb_steps))

@@ -1,13 +1,8 @@
-"""The exemplar memory: which images a client keeps of the classes it has learned, as indices."""
+"""Herding: which images of a class stand for it best."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-def quota(size: int, classes: int) -> int:
-    """Exemplars a class when `classes` share a memory of `size` images."""
-    return size // classes if classes else 0
 
 
 def herd(features: Tensor, count: int) -> Tensor:

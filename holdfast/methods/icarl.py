@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 
 from holdfast.losses import soft_labels, weighted_binary_cross_entropy
-from holdfast.methods.base import BCE, STRICT, Losses
-from holdfast.methods.context import Batch, Local, Preset
+from holdfast.methods.base import BCE, Losses
+from holdfast.methods.context import Batch, ClientContext
 from holdfast.methods.shared import NearestMean
+from holdfast.protocol.enrolment import Preset
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -28,10 +30,10 @@ class ICaRL(NearestMean):
     def preset(self) -> Preset:
         return replace(BCE, schedule="cosine")
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        logits = local.model(batch.images).logits
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        logits = context.model(batch.images).logits
         targets = F.one_hot(batch.labels, logits.shape[1]).to(logits.dtype)
-        if local.predecessor is not None:
+        if context.predecessor is not None:
             with torch.no_grad():
-                targets = soft_labels(batch.labels, logits.shape[1], local.predecessor(batch.images).logits.sigmoid())
+                targets = soft_labels(batch.labels, logits.shape[1], context.predecessor(batch.images).logits.sigmoid())
         return {"classification": weighted_binary_cross_entropy(logits, targets, torch.ones_like(logits[:, 0]))}

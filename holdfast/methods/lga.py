@@ -1,7 +1,7 @@
 """LGA: No One Left Behind, Real-World Federated Class-Incremental Learning (Dong et al., TPAMI 2023)."""
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -9,18 +9,20 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast import losses
-from holdfast.client.detector import Detector, detector_of
-from holdfast.client.prototypes import Perturbation, share_prototypes
-from holdfast.errors import HoldfastError
-from holdfast.methods.base import BCE, CE, STRICT, Losses
-from holdfast.methods.context import Batch, Local, Preset
+from holdfast.methods.base import BCE, CE, Losses
+from holdfast.methods.context import Batch, ClientContext
+from holdfast.methods.roles import (
+    DetectorKind,
+    Perturbation,
+    PrototypeSelection,
+    PrototypeSharing,
+    RandomModel,
+    TeacherSelection,
+)
 from holdfast.methods.shared import NearestMean
-from holdfast.protocol.messages import PrototypeShare, State
-from holdfast.proxy.selectors import AnyRound, PrototypeProxy, Proxy, ProxyHome, ProxySettings
-from holdfast.seeding import torch_generator
-from holdfast.simulation.plan import Plan
+from holdfast.protocol.enrolment import Preset
+from holdfast.settings import STRICT, Count
 
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
 FORM = "the outputs that both losses are made of: softmax or sigmoid"
 SD = (
     "softmax form of the distillation: full (target first), renorm (each growth's slice a distribution of its own) "
@@ -37,7 +39,7 @@ START = "where it starts: smooth (and in frequencies), or white pixels as in the
 
 @dataclass(frozen=True, config=STRICT)
 class LGA(NearestMean):
-    """Local-global anti-forgetting. On a client: a classification loss in which every sample counts by its own
+    """ClientContext-global anti-forgetting. On a client: a classification loss in which every sample counts by its own
     gradient over the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew
     the classes before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed
     prototype of each, as a gradient; the proxy reconstructs them and chooses, by how well the global models of a
@@ -101,21 +103,14 @@ class LGA(NearestMean):
     def observes_augmented(self) -> bool:
         return self.observed == "augmented"
 
-    @property
-    def late_shares(self) -> bool:
-        return self.shares == "when_selected"
+    def detector_kind(self) -> DetectorKind:
+        return self.detector
 
-    def build_detector(self, plan: Plan) -> Detector:
-        return detector_of(self.detector, plan)
-
-    def build_proxy(self, home: ProxyHome) -> Proxy:
+    def teacher_selection(self) -> TeacherSelection:
         if not self.psr:
-            return AnyRound(home.seed)
-        capacity = self.capacity or home.classes
-        if capacity < home.classes:
-            raise HoldfastError(f"method.capacity={capacity} is too small for {home.classes} classes; raise it")
-        settings = ProxySettings(
-            capacity=capacity,
+            return RandomModel()
+        return PrototypeSelection(
+            capacity=self.capacity,
             iterations=self.iterations,
             start=self.start,
             rate=self.rate,
@@ -126,26 +121,30 @@ class LGA(NearestMean):
             patience=self.patience,
             select=self.sbm,
         )
-        buffer = self.build_model(home.spec, torch_generator(0, "buffer")).to(home.device)
-        return PrototypeProxy(home, settings, buffer)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
+    def prototypes(self) -> PrototypeSharing | None:
+        if not self.psr:
+            return None
+        perturbation = Perturbation(self.latent_noise, self.perturb_steps, self.perturb_rate)
+        return PrototypeSharing(perturbation if self.npb else None, late=self.shares == "when_selected")
+
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
         """L_CB and, where there is a teacher, L_SD (Eq. 7)."""
-        logits = local.model(batch.images).logits
-        weights = self.weights(local, logits, batch.labels)
+        logits = context.model(batch.images).logits
+        weights = self.weights(context, logits, batch.labels)
         terms = {"compensation": self.gamma1 * self.compensation(logits, batch.labels, weights)}
-        if local.teacher is not None and self.gamma2:
+        if context.teacher is not None and self.gamma2:
             with torch.no_grad():
-                teacher = local.teacher(batch.images).logits
-            distilled = self.distillation(logits, batch.labels, teacher, weights, local.growth_of)
+                teacher = context.teacher(batch.images).logits
+            distilled = self.distillation(logits, batch.labels, teacher, weights, context.growth_of)
             terms["distillation"] = self.gamma2 * distilled
         return terms
 
-    def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
+    def weights(self, context: ClientContext, logits: Tensor, labels: Tensor) -> Tensor:
         """w_i (B,) of Eqs. 2-5: how much a sample's own gradient exceeds the mean of its growth."""
         gradient = losses.softmax_gradient if self.form == "softmax" else losses.sigmoid_gradient
-        exponent = losses.sharpening(*local.class_counts)
-        return losses.group_balanced_weights(gradient(logits, labels), local.growth_of[labels], exponent)
+        exponent = losses.sharpening(*context.class_counts)
+        return losses.group_balanced_weights(gradient(logits, labels), context.growth_of[labels], exponent)
 
     def compensation(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """L_CB (Eq. 5)."""
@@ -169,12 +168,6 @@ class LGA(NearestMean):
         soft = losses.soft_labels(labels, logits.shape[1], teacher.softmax(dim=1))
         form = losses.semantic_distillation if self.sd == "full" else losses.semantic_distillation_literal
         return form(logits, soft, weights)
-
-    def share(self, local: Local) -> tuple[State, tuple[PrototypeShare, ...]]:
-        if not self.psr:
-            return local.state, ()
-        perturbation = Perturbation(self.latent_noise, self.perturb_steps, self.perturb_rate)
-        return share_prototypes(local, perturbation if self.npb else None)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,4 +1,4 @@
-"""LGA as its authors' code has it, with the quirks that section 5 of the specification lists as D1-D5 and D18."""
+"""LGA as its authors' code has it, with the quirks that docs/departures.md lists as D1-D5 and D18."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -9,9 +9,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import TINY, sigmoid_gradient
-from holdfast.methods.base import BCE, STRICT
-from holdfast.methods.context import Local, Preset, Stage
+from holdfast.methods.base import BCE
+from holdfast.methods.context import ClientContext, Stage
 from holdfast.methods.lga import DETECTOR, LGA
+from holdfast.protocol.enrolment import Preset
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -30,14 +32,14 @@ class LGACode(LGA):
     def preset(self) -> Preset:
         return BCE
 
-    def weights(self, local: Local, logits: Tensor, labels: Tensor) -> Tensor:
-        task = len(local.registry.growths) - 1
-        weights = cumulative_weights(sigmoid_gradient(logits, labels), local.growth_of[labels], task)
-        return weights.clamp(0.5, 5.0) if len(local.memory) else weights  # D5
+    def weights(self, context: ClientContext, logits: Tensor, labels: Tensor) -> Tensor:
+        task = len(context.registry.growths) - 1
+        weights = cumulative_weights(sigmoid_gradient(logits, labels), context.growth_of[labels], task)
+        return weights.clamp(0.5, 5.0) if len(context.memory) else weights  # D5
 
-    def stages(self, local: Local) -> list[Stage]:
-        stage = local.stage(local.everything)
-        training, job = local.world.training, local.job
+    def stages(self, context: ClientContext) -> list[Stage]:
+        stage = context.stage(context.everything)
+        training, job = context.training, context.job
         if training.optimiser.schedule != "steps":
             return [stage]
         lr, gamma, milestones = training.optimiser.lr, training.optimiser.gamma, training.optimiser.milestones

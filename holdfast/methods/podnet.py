@@ -7,9 +7,10 @@ from pydantic.dataclasses import dataclass
 
 from holdfast.losses import pod_flat, pod_spatial
 from holdfast.methods import shared
-from holdfast.methods.base import STRICT, Losses
-from holdfast.methods.context import Local
+from holdfast.methods.base import Losses
+from holdfast.methods.context import ClientContext
 from holdfast.models.incremental import Output
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -30,7 +31,7 @@ class PODNet(shared.ProxyMethod):
     spatial: float = Field(default=3.0, ge=0, description="weight of the distillation of maps, lambda_c")
     flat: float = Field(default=1.0, ge=0, description="weight of the distillation of features, lambda_f")
 
-    def distilled(self, local: Local, output: Output, teacher: Output) -> Losses:
+    def distilled(self, context: ClientContext, output: Output, teacher: Output) -> Losses:
         return {
             "spatial": self.spatial * pod_spatial(output.maps, teacher.maps),
             "flat": self.flat * pod_flat(output.features, teacher.features),

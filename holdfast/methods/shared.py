@@ -11,25 +11,27 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import nca
-from holdfast.methods.base import CE, STRICT, Losses, Method
-from holdfast.methods.context import Batch, Local, Preset, Stage
+from holdfast.methods.base import CE, Losses, Method
+from holdfast.methods.context import Batch, ClientContext, Stage
+from holdfast.methods.roles import LastModel, TeacherSelection
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
-from holdfast.protocol.messages import Extras, Moment
-from holdfast.proxy.selectors import LastRound, Proxy, ProxyHome
+from holdfast.protocol.enrolment import Preset
+from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
+from holdfast.settings import STRICT
 
 BEYOND = 2.0  # more than any cosine
 SPREAD = 0.3  # length of the noise that makes proxies of one mean, which has length 1
 
 
-def class_sums(local: Local, rows: Tensor) -> Extras:
+def class_sums(context: ClientContext, ids: Tensor) -> Extras:
     """The sums of the unit features of these images (and of their mirror images) under the client's model, by class."""
-    features = F.normalize(local.features(local.model, rows), dim=1)
-    if local.world.transform.flip:
-        features = features + F.normalize(local.features(local.model, rows, mirrored=True), dim=1)
-    labels = local.positions[local.world.train.labels[rows]]
-    sums = torch.zeros(len(local.registry.names), features.shape[1]).index_add_(0, labels, features)
+    features = F.normalize(context.features(context.model, ids), dim=1)
+    if context.transform.flip:
+        features = features + F.normalize(context.features(context.model, ids, mirrored=True), dim=1)
+    labels = context.positions_of(ids)
+    sums = torch.zeros(len(context.registry.names), features.shape[1]).index_add_(0, labels, features)
     return Extras("class sums", {"sums": sums, "counts": torch.bincount(labels, minlength=len(sums))})
 
 
@@ -47,8 +49,8 @@ class Replay(Method):
     def keeps_memory(self) -> bool:
         return True
 
-    def build_proxy(self, home: ProxyHome) -> Proxy:
-        return LastRound()
+    def teacher_selection(self) -> TeacherSelection:
+        return LastModel()
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -75,13 +77,13 @@ class NearestMean(Replay):
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return model.note_names
 
-    def visits(self, moment: Moment) -> bool:
-        return self.inference == "nme" and moment == "finish"
+    def collects_extras(self, phase: Phase) -> bool:
+        return self.inference == "nme" and phase == "finish"
 
-    def finish_task(self, local: Local) -> Extras | None:
-        return class_sums(local, local.exemplars)
+    def finish_task(self, context: ClientContext) -> Extras | None:
+        return class_sums(context, context.exemplars)
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if extras:
             means, known = class_means(extras)
             before = model.noted("mean")
@@ -98,7 +100,7 @@ class NearestMean(Replay):
         return torch.where(means.any(dim=1), cosines, torch.where(said, BEYOND, -BEYOND))
 
     @property
-    def weighs(self) -> bool:
+    def scores_are_logits(self) -> bool:
         return self.inference == "head"  # cosines are near or far, but nothing says how near is how probable
 
 
@@ -116,14 +118,14 @@ def old_blocks(model: IncrementalModel) -> frozenset[str]:
     return frozenset(n for n in model.state_dict() if n.startswith("blocks.") and not n.startswith(newest))
 
 
-def stage_without(local: Local, fixed: frozenset[str], rows: Tensor) -> Stage:
+def stage_without(context: ClientContext, fixed: frozenset[str], ids: Tensor) -> Stage:
     """Ordinary training of all parameters but these."""
-    for name, parameter in local.model.named_parameters():
+    for name, parameter in context.model.named_parameters():
         parameter.requires_grad_(name not in fixed)
-    return local.stage(rows)
+    return context.stage(ids)
 
 
-def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
     """New classes' proxies: the mean of the class's unit features over all clients, with noise that makes several of
     one, as long as the old proxies are on average. Centres that every client finds by itself would be in another order
     at each, and their mean would be nothing. A class that no client told of keeps its random ones."""
@@ -135,26 +137,26 @@ def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, 
     start = sum(model.growths[:-1])
     old = [weight.detach().norm(dim=2).flatten() for weight in old_ones]
     length = float(torch.cat(old).mean()) if old else 1.0
-    noise = torch.randn(newest.shape, generator=torch_generator(seed, "proxies", number)) / newest.shape[2] ** 0.5
+    noise = torch.randn(newest.shape, generator=torch_generator(seed, "proxies", round_index)) / newest.shape[2] ** 0.5
     proxies = length * F.normalize(means[start:, None, :] + SPREAD * noise, dim=2)
     with torch.no_grad():
         newest.copy_(torch.where(known[start:, None, None].to(newest.device), proxies.to(newest), newest))
 
 
-def tuned_classifier(local: Local, epochs: int, rate: float) -> dict[str, Tensor]:
+def tuned_classifier(context: ClientContext, epochs: int, rate: float) -> dict[str, Tensor]:
     """All proxies after some epochs on the client's exemplars, which are balanced; the rest of the model stays as it
     is, its statistics too. Only where there are exemplars of old and of new classes, for without both there is nothing
     to balance: so nothing in the first task, as published."""
-    if not epochs or not local.has_old_and_new:
+    if not epochs or not context.has_old_and_new:
         return {}
-    model = local.model.eval()
+    model = context.model.eval()
     assert isinstance(model, ProxyModel)
     model.requires_grad_(False)
     proxies = {f"blocks.{i}.weight": weight.requires_grad_() for i, weight in enumerate(model.proxies)}
-    decay = local.world.training.optimiser.weight_decay
+    decay = context.training.optimiser.weight_decay
     optimiser = torch.optim.SGD(list(proxies.values()), lr=rate, momentum=0.9, weight_decay=decay)
     for epoch in range(epochs):
-        for batch in local.batches(local.exemplars, epoch):
+        for batch in context.batches(context.exemplars, epoch):
             optimiser.zero_grad()
             nca(model.scale * model(batch.images).logits, batch.labels).backward()
             optimiser.step()
@@ -186,47 +188,47 @@ class ProxyMethod(NearestMean):
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
         return super().fixed(model) | old_blocks(model)
 
-    def visits(self, moment: Moment) -> bool:
+    def collects_extras(self, phase: Phase) -> bool:
         return True
 
-    def begin_task(self, local: Local) -> Extras | None:
+    def begin_task(self, context: ClientContext) -> Extras | None:
         """Where the new classes lie; in the first task nowhere yet, and proxies begin at random."""
-        return class_sums(local, local.data) if len(local.registry.growths) > 1 else None
+        return class_sums(context, context.data) if len(context.registry.growths) > 1 else None
 
-    def finish_task(self, local: Local) -> Extras | None:
+    def finish_task(self, context: ClientContext) -> Extras | None:
         """The tuned classifier, and what the answers by the nearest mean want; the features do not change by tuning."""
-        found = tuned_classifier(local, self.tune_epochs, self.tune_rate)
+        found = tuned_classifier(context, self.tune_epochs, self.tune_rate)
         if self.inference == "nme":
-            found |= class_sums(local, local.exemplars).tensors
-        return Extras("classifier", {**found, "images": torch.tensor(len(local.exemplars))}) if found else None
+            found |= class_sums(context, context.exemplars).tensors
+        return Extras("classifier", {**found, "images": torch.tensor(len(context.exemplars))}) if found else None
 
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, number: int) -> None:
+    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if not extras or extras[0].kind == "class sums":
-            place_proxies(model, extras, seed, number)
+            place_proxies(model, extras, seed, round_index)
             return
         merge_classifiers(model, extras)
         if self.inference == "nme":
-            super().merge(model, extras, seed, number)
+            super().merge(model, extras, seed, round_index)
 
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
         assert isinstance(model, ProxyModel)
         return model.scale * super().predict(model, images)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        assert isinstance(local.model, ProxyModel)
-        output = local.model(batch.images)
-        terms = {"classification": nca(local.model.scale * output.logits, batch.labels)}
-        if local.predecessor is not None:
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        assert isinstance(context.model, ProxyModel)
+        output = context.model(batch.images)
+        terms = {"classification": nca(context.model.scale * output.logits, batch.labels)}
+        if context.predecessor is not None:
             with torch.no_grad():
-                teacher = local.predecessor(batch.images)
-            growths = local.registry.growths
+                teacher = context.predecessor(batch.images)
+            growths = context.registry.growths
             more = (sum(growths) / growths[-1]) ** 0.5  # sqrt(C / Ct)
-            terms |= {name: more * term for name, term in self.distilled(local, output, teacher).items()}
+            terms |= {name: more * term for name, term in self.distilled(context, output, teacher).items()}
         return terms
 
-    def distilled(self, local: Local, output: Output, teacher: Output) -> Losses:
+    def distilled(self, context: ClientContext, output: Output, teacher: Output) -> Losses:
         """What is kept of the old model; it counts the more the more classes are old."""
         raise NotImplementedError
 
-    def stages(self, local: Local) -> Iterable[Stage]:
-        yield replace(stage_without(local, self.fixed(local.model), local.everything), clamp=self.clamp)
+    def stages(self, context: ClientContext) -> Iterable[Stage]:
+        yield replace(stage_without(context, self.fixed(context.model), context.everything), clamp=self.clamp)

@@ -10,9 +10,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import distillation_by_growth, separated_cross_entropy
-from holdfast.methods.base import CE, STRICT, Losses
-from holdfast.methods.context import Batch, Local, Preset, Stage
+from holdfast.methods.base import CE, Losses
+from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.shared import Replay
+from holdfast.protocol.enrolment import Preset
+from holdfast.settings import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -37,35 +39,35 @@ class SSIL(Replay):
     def exemplars(self, features: Tensor, count: int) -> Tensor:
         return torch.arange(min(count, len(features)))
 
-    def stages(self, local: Local) -> Iterable[Stage]:
+    def stages(self, context: ClientContext) -> Iterable[Stage]:
         """The learning rate is that of the task divided by its number."""
-        stage = local.stage(local.everything)
-        rate, tasks = stage.rate, len(local.registry.growths)
-        yield replace(stage, batches=lambda e: self.batches(local, e), rate=lambda epoch: rate(epoch) / tasks)
+        stage = context.stage(context.everything)
+        rate, tasks = stage.rate, len(context.registry.growths)
+        yield replace(stage, batches=lambda e: self.batches(context, e), rate=lambda epoch: rate(epoch) / tasks)
 
-    def batches(self, local: Local, epoch: int) -> Iterator[Batch]:
+    def batches(self, context: ClientContext, epoch: int) -> Iterator[Batch]:
         """New images once, each batch with a part of the exemplars; exemplars alone where there are no new images."""
-        fresh, kept = local.data, local.memory
+        fresh, kept = context.data, context.memory
         if not len(fresh) or not len(kept):
-            yield from local.batches(local.everything, epoch)
+            yield from context.batches(context.everything, epoch)
             return
-        size = local.world.training.batch
+        size = context.training.batch
         count = -(-len(fresh) // size)
         part = max(1, size // self.ratio)
-        order, augment = local.generator("replay", epoch), local.generator("augment", epoch)
+        order, augment = context.generator("replay", epoch), context.generator("augment", epoch)
         turns = -(-count * part // len(kept))
         cycled = torch.cat([kept[torch.randperm(len(kept), generator=order)] for _ in range(turns)])
-        shuffled = fresh[torch.randperm(len(fresh), generator=local.generator("batches", epoch))]
+        shuffled = fresh[torch.randperm(len(fresh), generator=context.generator("batches", epoch))]
         for new, old in zip(shuffled.split(size), cycled.split(part), strict=False):
-            yield local.augmented(torch.cat([new, old]), augment)
+            yield context.augmented(torch.cat([new, old]), augment)
 
-    def loss(self, local: Local, batch: Batch) -> Losses:
-        logits = local.model(batch.images).logits
-        growths = list(local.registry.growths)
+    def loss(self, context: ClientContext, batch: Batch) -> Losses:
+        logits = context.model(batch.images).logits
+        growths = list(context.registry.growths)
         terms = {"classification": separated_cross_entropy(logits, batch.labels, sum(growths[:-1]))}
-        if local.predecessor is not None:
+        if context.predecessor is not None:
             with torch.no_grad():
-                teacher = local.predecessor(batch.images).logits
-            old = growths[: len(local.predecessor.growths)]
+                teacher = context.predecessor(batch.images).logits
+            old = growths[: len(context.predecessor.growths)]
             terms["distillation"] = distillation_by_growth(logits, teacher, self.temperature, old)
         return terms

@@ -1,81 +1,197 @@
-"""What passes between clients, global server and proxy server: values that serialise to safetensors with a JSON header,
-never pickle. A job and a reply travel on the global server's channel, teachers and shares on the proxy's."""
+"""Every message that crosses a boundary between clients, global server and proxy.
+
+Enrolments, broadcasts, jobs, notices, replies and announcements travel on the global server's channel; the encoder,
+teachers and prototype shares on the proxy's; global models go from the server to the proxy on a channel of their own.
+Each type has a `size`, the bytes of its tensors, and `to_bytes` and `from_bytes`."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import ClassVar, Literal, Union, get_args
 
-from safetensors.torch import load as _load_tensors
-from safetensors.torch import save as _save_tensors
 from torch import Tensor
 
+from holdfast.protocol.codec import (
+    Facts,
+    MalformedMessage,
+    Weights,
+    kind_of,
+    pack,
+    part,
+    prefixed,
+    tensor_bytes,
+    unpack,
+)
+from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.registry import Registry
 
-Weights = Mapping[str, Tensor]
-Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # a part of some role's memory, as `pack` takes it
-# What a selected client is asked for: before a task's training, to train, or after a task's last round.
-Moment = Literal["begin", "train", "finish"]
+# What a selected client is asked for: extras before a task's training, training, or extras after its last round.
+Phase = Literal["begin", "train", "finish"]
 COUNT_BYTES = 8  # of an integer on the wire
 
 
-def pack(kind: str, tensors: Weights, facts: Mapping[str, Any]) -> bytes:
-    """One safetensors blob; the facts travel as JSON in its metadata."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # One entry of metadata, because the order of several is not the same from call to call.
-    return _save_tensors(plain, metadata={"holdfast": json.dumps({"kind": kind, **facts})})
-
-
-def unpack(kind: str, blob: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and facts of a blob that `pack` made."""
-    length = int.from_bytes(blob[:8], "little")
-    facts = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["holdfast"])
-    if facts["kind"] != kind:
-        raise ValueError(f"expected a {kind}, got a {facts['kind']}")
-    return _load_tensors(blob), facts
-
-
-def _part(prefix: str, tensors: Weights) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without the beginning."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def tensor_bytes(tensors: Weights) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
 @dataclass(frozen=True)
-class Job:
-    """From the global server to a selected client: the model, and when this is."""
+class Encoder:
+    """From the proxy to a client that joins: the weights of the gradient encoding network."""
 
-    round: int
-    progress: float  # how much of the task's rounds is over
-    step: float  # how much of it this round is
-    registry: Registry
+    kind: ClassVar[str] = "encoder"
+
     weights: Weights
-    moment: Moment = "train"
 
     @property
     def size(self) -> int:
         return tensor_bytes(self.weights)
 
     def to_bytes(self) -> bytes:
-        facts = {
-            "round": self.round,
-            "progress": self.progress,
-            "step": self.step,
-            "names": self.registry.names,
-            "growths": self.registry.growths,
-            "moment": self.moment,
-        }
-        return pack("job", self.weights, facts)
+        return pack(self.kind, self.weights, {})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Encoder":
+        return Encoder(unpack("encoder", blob)[0])
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """From the global server to a present client that is not selected: the classes known in this round and, if the
+    method's detector observes, the global model."""
+
+    kind: ClassVar[str] = "broadcast"
+
+    round_index: int
+    registry: Registry
+    weights: Weights = field(default_factory=dict)  # none: the list of classes alone
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.weights)
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, self.weights, {"round_index": self.round_index, **self.registry.to_facts()})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Broadcast":
+        weights, values = unpack("broadcast", blob)
+        facts = Facts("broadcast", values)
+        return Broadcast(facts.integer("round_index"), Registry.from_facts(facts), weights)
+
+
+@dataclass(frozen=True)
+class TransitionNotice:
+    """To a client whose detector is the oracle: new classes have come to it in this round."""
+
+    kind: ClassVar[str] = "transition notice"
+    size: ClassVar[int] = 0
+
+    round_index: int
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, {}, {"round_index": self.round_index})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "TransitionNotice":
+        return TransitionNotice(Facts("transition notice", unpack("transition notice", blob)[1]).integer("round_index"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """From the global server to a selected client: the model, and when this is."""
+
+    kind: ClassVar[str] = "job"
+
+    round_index: int
+    progress: float  # how much of the task's rounds is over
+    step: float  # how much of it this round is
+    registry: Registry
+    weights: Weights
+    phase: Phase = "train"
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.weights)
+
+    def to_bytes(self) -> bytes:
+        facts = {name: getattr(self, name) for name in ("round_index", "progress", "step", "phase")}
+        return pack(self.kind, self.weights, {**facts, **self.registry.to_facts()})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Job":
-        weights, facts = unpack("job", blob)
-        registry = Registry(tuple(facts["names"]), tuple(facts["growths"]))
-        return Job(facts["round"], facts["progress"], facts["step"], registry, weights, facts["moment"])
+        weights, values = unpack("job", blob)
+        facts = Facts("job", values)
+        phase = facts.text("phase")
+        if phase not in get_args(Phase):
+            raise facts.wrong("phase")
+        return Job(
+            facts.integer("round_index"),
+            facts.number("progress"),
+            facts.number("step"),
+            Registry.from_facts(facts),
+            weights,
+            phase,  # type: ignore[arg-type]
+        )
+
+
+@dataclass(frozen=True)
+class TaskEnded:
+    """From the global server to every present client after a task's last round: the model with which clients choose
+    their exemplars of what they have just learned."""
+
+    kind: ClassVar[str] = "task end"
+
+    round_index: int
+    registry: Registry
+    weights: Weights
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.weights)
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, self.weights, {"round_index": self.round_index, **self.registry.to_facts()})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "TaskEnded":
+        weights, values = unpack("task end", blob)
+        facts = Facts("task end", values)
+        return TaskEnded(facts.integer("round_index"), Registry.from_facts(facts), weights)
+
+
+@dataclass(frozen=True)
+class RoundClosed:
+    """From the global server to every present client: this round is over, and nobody else will be asked in it."""
+
+    kind: ClassVar[str] = "round close"
+    size: ClassVar[int] = 0
+
+    round_index: int
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, {}, {"round_index": self.round_index})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "RoundClosed":
+        return RoundClosed(Facts("round close", unpack("round close", blob)[1]).integer("round_index"))
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """From a client to the global server: classes it holds that the registry does not know."""
+
+    kind: ClassVar[str] = "announcement"
+
+    round_index: int
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(len(name.encode("utf-8", "surrogateescape")) for name in self.names)
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, {}, {"round_index": self.round_index, "names": self.names})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Announcement":
+        facts = Facts("announcement", unpack("announcement", blob)[1])
+        return Announcement(facts.integer("round_index"), facts.texts("names"))
 
 
 @dataclass(frozen=True)
@@ -88,7 +204,9 @@ class Extras:
 
 @dataclass(frozen=True)
 class Reply:
-    """From a client back to the global server: its model and how it went; no weights if it had nothing to train on."""
+    """From a client back to the global server: its model and its losses; no weights if it had nothing to train on."""
+
+    kind: ClassVar[str] = "reply"
 
     weights: Weights = field(default_factory=dict)
     samples: int = 0
@@ -105,20 +223,28 @@ class Reply:
 
     def to_bytes(self) -> bytes:
         extras = self.extras or Extras("", {})
-        tensors = {f"weights.{name}": tensor for name, tensor in self.weights.items()}
-        tensors |= {f"extras.{name}": tensor for name, tensor in extras.tensors.items()}
-        return pack("reply", tensors, {"samples": self.samples, "losses": dict(self.losses), "extras": extras.kind})
+        tensors = {**prefixed("weights.", self.weights), **prefixed("extras.", extras.tensors)}
+        return pack(self.kind, tensors, {"samples": self.samples, "losses": dict(self.losses), "extras": extras.kind})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Reply":
-        tensors, facts = unpack("reply", blob)
-        weights, extras = _part("weights.", tensors), Extras(facts["extras"], _part("extras.", tensors))
-        return Reply(weights, facts["samples"], facts["losses"], extras if extras.kind else None)
+        tensors, values = unpack("reply", blob)
+        facts = Facts("reply", values)
+        losses = Facts("reply", facts.table("losses"))
+        extras = Extras(facts.text("extras"), part("extras.", tensors))
+        return Reply(
+            part("weights.", tensors),
+            facts.integer("samples"),
+            {name: losses.number(name) for name in losses.values},
+            extras if extras.kind else None,
+        )
 
 
 @dataclass(frozen=True)
 class Teachers:
     """From the proxy to a selected client: old global models to distil from, by the growth that each is the best of."""
+
+    kind: ClassVar[str] = "teachers"
 
     models: Mapping[int, Weights] = field(default_factory=dict)
 
@@ -134,14 +260,16 @@ class Teachers:
 
     def to_bytes(self) -> bytes:
         tensors = {f"{growth}.{name}": t for growth, model in self.models.items() for name, t in model.items()}
-        return pack("teachers", tensors, {"growths": list(self.models)})
+        return pack(self.kind, tensors, {"growths": list(self.models)})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Teachers":
-        tensors, facts = unpack("teachers", blob)
-        models: dict[int, dict[str, Tensor]] = {growth: {} for growth in facts["growths"]}
+        tensors, values = unpack("teachers", blob)
+        models: dict[int, dict[str, Tensor]] = {growth: {} for growth in Facts("teachers", values).integers("growths")}
         for key, tensor in tensors.items():
             growth, _, name = key.partition(".")
+            if not growth.isdecimal() or int(growth) not in models:
+                raise MalformedMessage(f"a teachers message has the tensor {key[:60]!r} of no growth that it names")
             models[int(growth)][name] = tensor
         return Teachers(models)
 
@@ -150,6 +278,8 @@ class Teachers:
 class PrototypeShare:
     """From a client to the proxy, and to nobody else: the gradient of one prototype image through the encoding network,
     and the variance of its class's features under the broadcast model (N12). It says neither who nor which class."""
+
+    kind: ClassVar[str] = "share"
 
     gradient: Weights  # parameter of the encoding network -> gradient
     count: int  # images of the class at this client
@@ -168,43 +298,96 @@ class PrototypeShare:
         return digest.digest()
 
     def to_bytes(self) -> bytes:
-        return pack("share", {**self.gradient, "variance": self.variance}, {"count": self.count})
+        return pack(self.kind, {**self.gradient, "variance": self.variance}, {"count": self.count})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "PrototypeShare":
-        tensors, facts = unpack("share", blob)
+        tensors, values = unpack("share", blob)
+        if "variance" not in tensors:
+            raise MalformedMessage("a share has no variance")
         variance = tensors.pop("variance")
-        return PrototypeShare(tensors, facts["count"], variance)
+        return PrototypeShare(tensors, Facts("share", values).integer("count"), variance)
+
+
+@dataclass(frozen=True)
+class GlobalModel:
+    """From the global server to the proxy: the model of a round."""
+
+    kind: ClassVar[str] = "global model"
+
+    round_index: int
+    growths: tuple[int, ...]
+    weights: Weights
+
+    @property
+    def size(self) -> int:
+        return tensor_bytes(self.weights)
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, self.weights, {"round_index": self.round_index, "growths": self.growths})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "GlobalModel":
+        weights, values = unpack("global model", blob)
+        facts = Facts("global model", values)
+        return GlobalModel(facts.integer("round_index"), facts.integers("growths", least=1), weights)
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """What a simulation asks of a model about many images, chunk by chunk, by whichever process is free: the
+    `entropies` (Eq. 8) or `features` of training images, or a method's `scores` of test images."""
+
+    kind: ClassVar[str] = "inference request"
+
+    what: str
+    growths: tuple[int, ...]
+    weights: Weights
+    stream: tuple[str | int, ...] = ()  # the random stream by which images are augmented, if they are
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, self.weights, {key: getattr(self, key) for key in ("what", "growths", "stream")})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "InferenceRequest":
+        weights, values = unpack("inference request", blob)
+        facts = Facts("inference request", values)
+        stream = values.get("stream")
+        if not isinstance(stream, list) or any(type(word) not in (str, int) for word in stream):
+            raise facts.wrong("stream")
+        return InferenceRequest(facts.text("what"), facts.integers("growths", least=1), weights, tuple(stream))
 
 
 @dataclass(frozen=True)
 class Inbox:
-    """What a selected client receives in a round, each from its own sender."""
+    """What a selected client receives for a job, each part from its own sender."""
 
     job: Job
     teachers: Teachers = field(default_factory=Teachers)
 
 
-@dataclass(frozen=True)
-class State:
-    """What a client keeps between rounds: exemplars as image indices, and a method's own notes."""
+Message = Union[  # noqa: UP007
+    Enrolment,
+    Encoder,
+    Broadcast,
+    TransitionNotice,
+    Job,
+    TaskEnded,
+    RoundClosed,
+    Announcement,
+    Reply,
+    Teachers,
+    PrototypeShare,
+    GlobalModel,
+    InferenceRequest,
+]
+MESSAGES: dict[str, type[Message]] = {message.kind: message for message in get_args(Message)}
 
-    client: int
-    memory: Mapping[int, Tensor] = field(default_factory=dict)  # class -> indices of its images, best exemplar first
-    stored: int = 0  # how many of the client's arrivals are in its memory
-    noticed: int = 0  # how many of them its detector has noticed
-    shared: int = 0  # the prototypes of how many of them the proxy has
-    notes: Weights = field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
-        tensors = {f"memory.{c}": rows for c, rows in self.memory.items()}
-        tensors |= {f"notes.{name}": tensor for name, tensor in self.notes.items()}
-        facts = {"client": self.client, "stored": self.stored, "noticed": self.noticed, "shared": self.shared}
-        return pack("state", tensors, {**facts, "memory": list(self.memory)})
-
-    @staticmethod
-    def from_bytes(blob: bytes) -> "State":
-        tensors, facts = unpack("state", blob)
-        memory = {c: tensors[f"memory.{c}"] for c in facts["memory"]}
-        notes = _part("notes.", tensors)
-        return State(facts["client"], memory, facts["stored"], facts["noticed"], facts["shared"], notes)
+def decode(blob: bytes) -> Message:
+    """The message that these bytes are; raises `MalformedMessage` if they are none."""
+    kind = kind_of(blob)
+    if kind not in MESSAGES:
+        raise MalformedMessage(f"a message of the unknown kind {kind[:40]!r}")
+    message: Message = MESSAGES[kind].from_bytes(blob)
+    return message

@@ -1,11 +1,14 @@
 """The registry: which class names the federation knows, at which head position, and in which growth each came."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from holdfast.protocol.codec import Facts
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,18 @@ class Registry:
         """The registry after a growth by these new names."""
         return Registry((*self.names, *names), (*self.growths, len(names)))
 
-    def positions(self, classes: tuple[str, ...]) -> Tensor:
-        """The head position of every class of a data set (K,); -1 where the registry does not know it."""
+    def positions(self, classes: Sequence[str]) -> Tensor:
+        """The head position of each of these classes (K,); -1 where the registry does not know it."""
         return torch.tensor([self.position.get(name, -1) for name in classes], dtype=torch.int64)
+
+    def to_facts(self) -> dict[str, Any]:
+        return {"names": self.names, "growths": self.growths}
+
+    @staticmethod
+    def from_facts(facts: Facts) -> "Registry":
+        names, growths = facts.texts("names"), facts.integers("growths", least=1)
+        if len(set(names)) != len(names):
+            raise facts.wrong("names")
+        if sum(growths) != len(names):
+            raise facts.wrong("growths")
+        return Registry(names, growths)

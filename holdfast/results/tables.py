@@ -203,8 +203,8 @@ def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -
     lines = [
         [
             clients[client] if clients else str(client),
-            str(arrivals[0].round + 1),
-            " | ".join(f"{a.round + 1}: " + (" ".join(names[c] for c in a.classes) or "(memory)") for a in arrivals),
+            str(arrivals[0].round_index + 1),
+            " | ".join(f"{a.round_index + 1}: {' '.join(names[c] for c in a.classes) or '(memory)'}" for a in arrivals),
             " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
         ]
         for client, arrivals in enumerate(plan.arrivals)

@@ -1,39 +1,24 @@
-"""The global server: it grows the head, averages the clients' models and evaluates the result."""
+"""The global server: it holds the global model and the registry, grows the head, writes jobs and averages replies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import torch
-from torch import Tensor
-
-from holdfast.data.images import ImageSet
+from holdfast.methods.base import Method
 from holdfast.models.incremental import IncrementalModel, grow_to
-from holdfast.protocol.messages import Reply, Snapshot, Weights
+from holdfast.protocol.codec import Snapshot, Weights
+from holdfast.protocol.messages import Announcement, Broadcast, GlobalModel, Job, Phase, Reply, TaskEnded
 from holdfast.protocol.registry import Registry
 from holdfast.seeding import torch_generator
-
-
-def average(replies: Sequence[Reply], weighting: str) -> dict[str, Tensor]:
-    """The mean of the clients' models: floats in float64 in client order, integer counters copied from the first."""
-    shares = [float(reply.samples) if weighting == "samples" else 1.0 for reply in replies]
-    total = sum(shares)
-    merged = {}
-    for name, first in replies[0].weights.items():
-        if not first.is_floating_point():
-            merged[name] = first.clone()
-            continue
-        mean = torch.zeros_like(first, dtype=torch.float64)
-        for reply, share in zip(replies, shares, strict=True):
-            mean.add_(reply.weights[name], alpha=share)  # computed in float64
-        merged[name] = mean.div_(total).to(first.dtype)
-    return merged
+from holdfast.server.aggregation import average
 
 
 class Server:
-    """Holds the global model and the registry of class names."""
+    """The global server as a party. It sees replies and announcements, never a prototype share."""
 
-    def __init__(self, model: IncrementalModel, seed: int) -> None:
-        self.model, self.seed = model, seed
+    def __init__(self, model: IncrementalModel, seed: int, weighting: str = "uniform") -> None:
+        self.model, self.seed, self.weighting = model, seed, weighting
         self.registry = Registry()
+        self.announced: tuple[str, ...] = ()  # new classes by which the head grows in the next round
+        self.last_growth = 0  # the round of it
 
     @property
     def weights(self) -> Weights:
@@ -44,42 +29,61 @@ class Server:
         """The index of the last growth; -1 before the first."""
         return len(self.registry.growths) - 1
 
-    def grow(self, names: tuple[str, ...]) -> None:
-        """Gives new class names their places; the server draws the new rows, so all clients start from the same."""
-        if names:
-            self.model.grow(len(names), torch_generator(self.seed, "growth", len(self.registry.growths)))
-            self.registry = self.registry.grown(names)
+    def grow(self, names: Iterable[str], round_index: int = 0) -> tuple[str, ...]:
+        """Gives those of these class names that are new their places. The server draws the new rows, so all clients
+        start from the same."""
+        new = self.registry.unknown(names)
+        if new:
+            self.model.grow(len(new), torch_generator(self.seed, "growth", len(self.registry.growths)))
+            self.registry = self.registry.grown(new)
+            self.last_growth = round_index
+        return new
 
-    def snapshot(self) -> dict[str, Snapshot]:
-        facts = {"names": self.registry.names, "growths": self.registry.growths}
-        return {"model": (dict(self.weights), facts)}
+    def hear(self, announcements: Sequence[Announcement]) -> None:
+        """Takes in the announcements of a round, in the order of the clients."""
+        self.announced = self.registry.unknown(name for one in announcements for name in one.names)
 
-    def restore(self, parts: Mapping[str, Snapshot]) -> None:
-        weights, facts = parts["model"]
-        self.registry = Registry(tuple(facts["names"]), tuple(facts["growths"]))
-        grow_to(self.model, self.registry.growths, torch_generator(0, "buffer"))
-        self.model.load_state_dict(weights)
+    # messages
 
-    def aggregate(self, replies: Sequence[Reply], weighting: str) -> None:
+    def broadcast(self, round_index: int, with_model: bool) -> Broadcast:
+        return Broadcast(round_index, self.registry, self._copied() if with_model else {})
+
+    def job(self, round_index: int, phase: Phase, progress: float, step: float) -> Job:
+        return Job(round_index, progress, step, self.registry, self._copied(), phase)
+
+    def task_ended(self, round_index: int) -> TaskEnded:
+        return TaskEnded(round_index, self.registry, self._copied())
+
+    def global_model(self, round_index: int) -> GlobalModel:
+        return GlobalModel(round_index, self.registry.growths, self.weights)
+
+    def _copied(self) -> Weights:
+        """The weights as they are now, whatever is trained later."""
+        return {name: tensor.clone() for name, tensor in self.weights.items()}
+
+    # replies
+
+    def aggregate(self, replies: Sequence[Reply]) -> None:
         """Replaces the model by the mean of those clients that trained; keeps it if none did."""
         trained = [reply for reply in replies if reply.weights]
         if trained:
             # What no client sends is fixed, and stays to the bit.
-            self.model.load_state_dict({**self.weights, **average(trained, weighting)})
+            self.model.load_state_dict({**self.weights, **average(trained, self.weighting)})
 
-    def confusion(
-        self, test: ImageSet, classes: tuple[str, ...], seen: Sequence[int], scores: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Counts (K, K + 1) over the test images of the seen classes: true class by predicted class, in their order.
+    def merge(self, method: Method, replies: Sequence[Reply], round_index: int) -> None:
+        """Has the method put the clients' extras together."""
+        extras = [reply.extras for reply in replies if reply.extras]
+        method.merge(self.model, extras, self.seed, round_index)
 
-        `scores` gives test images' scores (N, C). Candidates are the seen classes that the head knows; the last column
-        counts images without a candidate."""
-        rows = torch.cat([test.by_class[c] for c in seen])
-        truth = torch.repeat_interleave(torch.arange(len(seen)), torch.tensor([len(test.by_class[c]) for c in seen]))
-        positions = torch.tensor([self.registry.position.get(classes[c], -1) for c in seen])
-        asked = torch.nonzero(positions >= 0).flatten()
-        guess = torch.full_like(truth, len(seen))
-        if len(asked):
-            guess = asked[scores(rows)[:, positions[asked]].argmax(dim=1)]
-        shape = (len(seen), len(seen) + 1)
-        return torch.bincount(truth * shape[1] + guess, minlength=shape[0] * shape[1]).view(shape)
+    # to a checkpoint and back
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        facts = {"announced": self.announced, "last_growth": self.last_growth}
+        return {"model": (dict(self.weights), {**self.registry.to_facts(), **facts})}
+
+    def restore(self, parts: Mapping[str, Snapshot]) -> None:
+        weights, facts = parts["model"]
+        self.registry = Registry(tuple(facts["names"]), tuple(facts["growths"]))
+        self.announced, self.last_growth = tuple(facts["announced"]), facts["last_growth"]
+        grow_to(self.model, self.registry.growths, torch_generator(0, "buffer"))
+        self.model.load_state_dict(weights)

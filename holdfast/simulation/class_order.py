@@ -7,7 +7,7 @@ import numpy as np
 from holdfast.errors import HoldfastError, nearest
 from holdfast.seeding import generator, shuffled
 
-# The order that iCaRL's CIFAR-100 experiments used and that later work copied (methods.md, section 1).
+# The order of iCaRL's CIFAR-100 experiments, which later work copied (docs/departures.md, Class orders; D17).
 ICARL = [
     87, 0, 52, 58, 44, 91, 68, 97, 51, 15, 94, 92, 10, 72, 49, 78, 61, 14, 8, 86, 84, 96, 18, 24, 32, 45, 88, 11, 4, 67,
     69, 66, 77, 47, 79, 93, 29, 50, 57, 83, 17, 81, 41, 12, 37, 59, 25, 20, 80, 73, 1, 28, 6, 46, 62, 82, 53, 9, 31, 75,

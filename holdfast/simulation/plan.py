@@ -2,10 +2,10 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,8 @@ from holdfast.errors import HoldfastError
 from holdfast.seeding import draw, generator, shuffled
 from holdfast.simulation.class_order import class_order
 from holdfast.simulation.partition import parse_partition, split
+from holdfast.simulation.settings import PlanSettings
 from holdfast.simulation.timeline import Arrival, Timeline
-
-if TYPE_CHECKING:
-    from holdfast.config import PlanSettings
 
 
 @dataclass(frozen=True)
@@ -35,41 +33,41 @@ class Plan:
     def rounds(self) -> int:
         return len(self.selected)
 
-    def task_of_round(self, number: int) -> int:
-        return bisect_right(self.starts, number) - 1
+    def task_of_round(self, round_index: int) -> int:
+        return bisect_right(self.starts, round_index) - 1
 
     def rounds_of(self, task: int) -> range:
         """The rounds of a task."""
         return range(self.starts[task], (*self.starts, self.rounds)[task + 1])
 
-    def ends_task(self, number: int) -> bool:
-        return number + 1 == self.rounds or number + 1 in self.starts
+    def ends_task(self, round_index: int) -> bool:
+        return round_index + 1 == self.rounds or round_index + 1 in self.starts
 
     @cached_property
     def timeline(self) -> Timeline:
         """The arrivals of all clients as arrays."""
-        return Timeline(self.arrivals, (*self.starts, self.rounds))
+        return Timeline(self.arrivals)
 
     @cached_property
     def joined(self) -> np.ndarray:
         """The round in which each client joins."""
-        return np.array([arrivals[0].round for arrivals in self.arrivals])
+        return np.array([arrivals[0].round_index for arrivals in self.arrivals])
 
-    def present(self, number: int) -> list[int]:
+    def present(self, round_index: int) -> list[int]:
         """The clients that have joined by this round."""
-        return [int(c) for c in np.flatnonzero(self.joined <= number)]
+        return [int(c) for c in np.flatnonzero(self.joined <= round_index)]
 
-    def current(self, client: int, number: int) -> int:
+    def current(self, client: int, round_index: int) -> int:
         """Which of the client's arrivals is its data in this round; -1 before it joins."""
-        return sum(arrival.round <= number for arrival in self.arrivals[client]) - 1
+        return sum(arrival.round_index <= round_index for arrival in self.arrivals[client]) - 1
 
-    def seen(self, number: int) -> list[int]:
+    def seen(self, round_index: int) -> list[int]:
         """The classes of all tasks begun by this round, in head order."""
-        return [c for task in self.tasks[: self.task_of_round(number) + 1] for c in task]
+        return [c for task in self.tasks[: self.task_of_round(round_index) + 1] for c in task]
 
-    def held(self, client: int, number: int) -> set[int]:
+    def held(self, client: int, round_index: int) -> set[int]:
         """Every class that the client has met by this round."""
-        return {c for arrival in self.arrivals[client] if arrival.round <= number for c in arrival.classes}
+        return {c for arrival in self.arrivals[client] if arrival.round_index <= round_index for c in arrival.classes}
 
     def to_json(self, names: Sequence[str], clients: Sequence[str] = ()) -> dict[str, Any]:
         """The plan as plain values for people: with the names of classes and (where they have any) of clients; rounds
@@ -77,7 +75,7 @@ class Plan:
         arrivals_of = [
             [
                 {
-                    "round": a.round + 1,
+                    "round": a.round_index + 1,
                     "classes": list(a.classes),
                     **({} if a.images is None else {"images": list(a.images)}),
                 }
@@ -97,13 +95,22 @@ class Plan:
         }
 
 
-def new_classes(arrivals: Sequence[Arrival], start: int, end: int) -> list[int]:
-    """The classes that the arrivals from `start` to `end` brought a client for the first time."""
-    before = {c for arrival in arrivals[:start] for c in arrival.classes}
-    return [c for c in dict.fromkeys(c for arrival in arrivals[start:end] for c in arrival.classes) if c not in before]
+def all_at_once(plan: Plan) -> Plan:
+    """The same federation in which every client gets all that it would get over time on the day it joins, and the head
+    has all classes from the start: for a ceiling that breaks the rules on purpose."""
+    everything = tuple(c for task in plan.tasks for c in task)
+    return replace(plan, arrivals=tuple(map(_joined, plan.arrivals)), growths=((0, everything),))
 
 
-def make_plan(settings: "PlanSettings", names: Sequence[str], images: Mapping[int, Sequence[int]], seed: int) -> Plan:
+def _joined(arrivals: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
+    """All of a client's arrivals as one, on the day it joins."""
+    classes = tuple(sorted({c for arrival in arrivals for c in arrival.classes}))
+    shared = all(arrival.images is None for arrival in arrivals if arrival.classes)
+    images = None if shared else tuple(sorted({i for arrival in arrivals for i in arrival.images or ()}))
+    return (Arrival(arrivals[0].round_index, classes, images),)
+
+
+def make_plan(settings: PlanSettings, names: Sequence[str], images: Mapping[int, Sequence[int]], seed: int) -> Plan:
     """Draws the whole federation: `names` are the classes, `images` the training images of each."""
     kind, alpha = parse_partition(settings.partition)
     tasks = equal_tasks(settings.tasks, class_order(settings.order, names))
@@ -149,7 +156,7 @@ def equal_tasks(sizes: int | list[int], order: list[int]) -> tuple[tuple[int, ..
     return tuple(tuple(order[end - size : end]) for size, end in zip(sizes, ends, strict=True))
 
 
-def _groups(settings: "PlanSettings", present: int, rng: np.random.Generator) -> tuple[list[int], list[int], list[int]]:
+def _groups(settings: PlanSettings, present: int, rng: np.random.Generator) -> tuple[list[int], list[int], list[int]]:
     """The clients that move on (Zn), that stay (Zo) and that join (Za, or everybody in the first task)."""
     if not present:
         return [], [], list(range(settings.clients))
@@ -163,14 +170,14 @@ def part(share: float, whole: int) -> int:
     return floor(share * whole + 1e-9)
 
 
-def _join_rounds(settings: "PlanSettings", task: int, newcomers: int, rng: np.random.Generator) -> list[int]:
+def _join_rounds(settings: PlanSettings, task: int, newcomers: int, rng: np.random.Generator) -> list[int]:
     if settings.join == "task" or task == 0 or not newcomers:
         return [0] * newcomers
     return [int(x) for x in rng.bit_generator.random_raw(newcomers) % np.uint64(settings.rounds)]
 
 
 def _draw_classes(
-    classes: tuple[int, ...], clients: int, settings: "PlanSettings", task: int, rng: np.random.Generator
+    classes: tuple[int, ...], clients: int, settings: PlanSettings, task: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
     """Each client's classes of a task, drawn without replacement, and nobody's class left without a holder."""
     size = max(1, part(settings.class_share, len(classes)))
@@ -212,9 +219,9 @@ def _split_images(
 
 
 def _select(
-    settings: "PlanSettings", tasks: int, arrivals: tuple[tuple[Arrival, ...], ...], seed: int
+    settings: PlanSettings, tasks: int, arrivals: tuple[tuple[Arrival, ...], ...], seed: int
 ) -> tuple[tuple[int, ...], ...]:
-    joined = np.array([a[0].round for a in arrivals])
+    joined = np.array([a[0].round_index for a in arrivals])
     selected = []
     for number in range(tasks * settings.rounds):
         present = np.flatnonzero(joined <= number).tolist()

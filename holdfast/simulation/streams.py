@@ -1,21 +1,17 @@
 """The plan of a federation whose data say who holds what, and maybe when it comes."""
 
-from typing import TYPE_CHECKING
-
 from holdfast.data.images import DataSet, Stream
 from holdfast.errors import HoldfastError
 from holdfast.seeding import draw, generator
 from holdfast.simulation.class_order import class_order
 from holdfast.simulation.plan import Plan, equal_tasks
+from holdfast.simulation.settings import PlanSettings
 from holdfast.simulation.timeline import Arrival
-
-if TYPE_CHECKING:
-    from holdfast.config import PlanSettings
 
 Tasks = tuple[tuple[int, ...], ...]
 
 
-def plan_of_folders(settings: "PlanSettings", data: DataSet, seed: int) -> Plan:
+def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
     """Clients hold what their folders hold, and join with their first data. With a stream, a task begins whenever a
     class comes that nobody has had before. Without one, tasks are those of the settings, and each brings every client
     what it has of their classes. While fewer clients are present than are to be selected, all are."""
@@ -32,7 +28,7 @@ def plan_of_folders(settings: "PlanSettings", data: DataSet, seed: int) -> Plan:
         if not mine or not mine[0].classes:
             raise HoldfastError(f"client {name!r} has no images of the classes that are used; remove its folder")
         arrivals.append(tuple(mine))
-    joined = [mine[0].round for mine in arrivals]
+    joined = [mine[0].round_index for mine in arrivals]
     if min(joined) > 0:
         raise HoldfastError(f"nobody has data before round {min(joined) + 1}; let something arrive in round 1")
     groups = tuple(
@@ -61,7 +57,7 @@ Comings = list[list[tuple[int, tuple[int, ...]]]]  # for each client: (round, cl
 
 
 def _of_schedule(
-    settings: "PlanSettings", data: DataSet, owned: list[dict[int, list[int]]]
+    settings: PlanSettings, data: DataSet, owned: list[dict[int, list[int]]]
 ) -> tuple[Tasks, tuple[int, ...], int, Comings]:
     tasks = equal_tasks(settings.tasks, class_order(settings.order, data.classes))
     starts = tuple(t * settings.rounds for t in range(len(tasks)))
@@ -75,7 +71,7 @@ def _of_schedule(
 
 
 def _of_stream(
-    settings: "PlanSettings", data: DataSet, stream: Stream, owned: list[dict[int, list[int]]]
+    settings: PlanSettings, data: DataSet, stream: Stream, owned: list[dict[int, list[int]]]
 ) -> tuple[Tasks, tuple[int, ...], int, Comings]:
     index = {name: c for c, name in enumerate(data.classes)}  # a part of the classes may be left out by data.classes
     comings: Comings = [[] for _ in data.clients]
@@ -98,9 +94,9 @@ def _of_stream(
 
 def _group(arrivals: tuple[Arrival, ...], start: int, end: int) -> str:
     """What a client is in a task: it joins (Za; in the first task Zn), moves on to new data (Zn) or stays (Zo)."""
-    first = arrivals[0].round
+    first = arrivals[0].round_index
     if first >= end:
         return ""
     if first >= start:
         return "Za" if start else "Zn"
-    return "Zn" if any(start <= a.round < end and a.classes for a in arrivals) else "Zo"
+    return "Zn" if any(start <= a.round_index < end and a.classes for a in arrivals) else "Zo"

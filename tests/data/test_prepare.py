@@ -1,4 +1,4 @@
-"""Getting a data set: downloads from a real server that may fail, and imports of local files and folders."""
+"""Getting a data set: downloads from a real server that may fail, and imports of context files and folders."""
 
 import hashlib
 import io

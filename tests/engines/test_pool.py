@@ -11,12 +11,14 @@ import torch
 from holdfast import experiment
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
-from holdfast.engines import Engine, pool
+from holdfast.engines import pool
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.experiment import build_federation, choose_engine, plan_of
-from holdfast.simulation.rounds import Federation, play
+from holdfast.experiment import build_federation, choose_engine, plan_of, pool_of
+from holdfast.simulation.engine import Engine
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 METHOD = {"name": "fedavg", "replay": True}
 
@@ -25,7 +27,7 @@ def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) 
     config = load_config(settings)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    with engine or Pool(config, data, 2) as chosen:
+    with engine or pool_of(federation, data, 2) as chosen:
 
         def tick() -> None:
             if kill and isinstance(chosen, Pool):  # one of the two, after every client
@@ -33,7 +35,7 @@ def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) 
                 os.kill(victim.pid, signal.SIGKILL)
 
         lines: list[Any] = []
-        for done in play(federation, chosen, tick):
+        for done in run_rounds(federation, chosen, tick):
             lines.append({key: value for key, value in done.line.items() if key != "seconds"})
     return federation, lines
 
@@ -46,7 +48,7 @@ def test_a_pool_gives_the_serial_bits(small: dict[str, Any]) -> None:
     assert same == lines
     for name, tensor in serial.server.weights.items():
         assert torch.equal(tensor, pooled.server.weights[name]), name
-    for client in range(len(serial.world.plan.arrivals)):
+    for client in range(len(serial.plan.arrivals)):
         assert serial.population.state(client).to_bytes() == pooled.population.state(client).to_bytes(), client
 
 
@@ -63,9 +65,9 @@ def test_a_clients_failure_is_one_sentence_and_nothing_is_left_behind(small: dic
     config = load_config({**small, "train": {**small["train"], "lr": 100.0, "epochs": 60}})
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    pool = Pool(config, data, 2)
+    pool = pool_of(federation, data, 2)
     with pytest.raises(HoldfastError, match="no longer finite"), pool:
-        list(play(federation, pool))
+        list(run_rounds(federation, pool))
     assert not Path(pool.folder).exists()
     assert all(worker.process.poll() is not None for worker in pool.workers)
 
@@ -77,17 +79,17 @@ def test_workers_that_die_again_and_again_end_the_run_in_one_sentence(
     config = load_config(small)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    with Pool(config, data, 1) as engine:
+    with pool_of(federation, data, 1) as engine:
         os.kill(engine.workers[0].process.pid, signal.SIGKILL)
         with pytest.raises(HoldfastError, match=r"1 worker processes died over .* run\.engine=serial does without"):
-            list(play(federation, engine))
+            list(run_rounds(federation, engine))
 
 
 def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def engine_of(**run: Any) -> Engine:
         config = load_config({**small, "run": run})
         data = load_data(config.data)
-        return choose_engine(config, data, build_federation(config, data, plan_of(config, data)).world)
+        return choose_engine(config, data, build_federation(config, data, plan_of(config, data)))
 
     assert isinstance(engine_of(), Serial)  # a few hundred images
     assert isinstance(engine_of(engine="serial", workers=4), Serial)
@@ -110,7 +112,8 @@ def test_what_killed_processes_left_in_memory_is_swept_and_what_lives_is_not(
         folder.mkdir()
         (folder / "images.npy").write_bytes(b"x")
     config = load_config(small)
-    with Pool(config, load_data(config.data), 1) as living:
+    data = load_data(config.data)
+    with pool_of(build_federation(config, data, plan_of(config, data)), data, 1) as living:
         assert living.folder.parent == tmp_path
         for folder in (dead, living.folder):
             os.utime(folder, (0, 0))

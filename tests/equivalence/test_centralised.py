@@ -9,10 +9,12 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
+from holdfast.methods.context import ClientContext
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.models.transform import Transform
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 SETTINGS: dict[str, Any] = {
     "seed": 5,
@@ -22,11 +24,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def played(settings: dict[str, Any]) -> Federation:
+def trained(settings: dict[str, Any]) -> Federation:
     config = load_config(settings)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    for _ in play(federation, Serial()):
+    for _ in run_rounds(federation, Serial()):
         pass
     return federation
 
@@ -37,13 +39,15 @@ def centralised() -> dict[str, torch.Tensor]:
     model = IncrementalModel(ModelSpec("convnet", "batch", 16), torch_generator(5, "model"))
     model.grow(3, torch_generator(5, "growth", 0))
     transform = Transform(data.mean, data.std, data.flip)
-    for number in range(3):
+    for round_index in range(3):
         optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8, weight_decay=1e-3)
         for epoch in range(2):
-            done = torch.tensor((number + epoch / 2) / 3, dtype=torch.float64)
+            done = torch.tensor((round_index + epoch / 2) / 3, dtype=torch.float64)
             optimiser.param_groups[0]["lr"] = 0.05 * (1 + float(torch.cos(torch.pi * done))) / 2
-            order = torch.randperm(60, generator=torch_generator(5, "round", number, "client", 0, "batches", epoch))
-            chance = torch_generator(5, "round", number, "client", 0, "augment", epoch)
+            order = torch.randperm(
+                60, generator=torch_generator(5, "round", round_index, "client", 0, "batches", epoch)
+            )
+            chance = torch_generator(5, "round", round_index, "client", 0, "augment", epoch)
             for rows in order.split(16):
                 loss = F.cross_entropy(
                     model(transform.augmented(data.train.images[rows], chance)).logits, data.train.labels[rows]
@@ -55,19 +59,18 @@ def centralised() -> dict[str, torch.Tensor]:
 
 
 def test_one_client_with_all_classes_is_centralised_sgd_to_the_bit() -> None:
-    federated = played(SETTINGS).server.weights
+    federated = trained(SETTINGS).server.weights
     for name, tensor in centralised().items():
         assert torch.equal(federated[name], tensor), name
 
 
 def test_equal_clients_equal_one(monkeypatch: Any) -> None:
     """Clients that hold the same and draw the same send the same; their mean is what one of them sends."""
-    from holdfast.methods import context as local
 
-    def everyones(self: local.Local, *purpose: str | int) -> torch.Generator:
-        return torch_generator(5, "round", self.job.round, "client", 0, *purpose)
+    def everyones(self: ClientContext, *purpose: str | int) -> torch.Generator:
+        return torch_generator(5, "round", self.job.round_index, "client", 0, *purpose)
 
-    monkeypatch.setattr(local.Local, "generator", everyones)
-    three = played({**SETTINGS, "plan": {**SETTINGS["plan"], "clients": 3, "selected": 3}}).server.weights
-    for name, tensor in played(SETTINGS).server.weights.items():
+    monkeypatch.setattr(ClientContext, "generator", everyones)
+    three = trained({**SETTINGS, "plan": {**SETTINGS["plan"], "clients": 3, "selected": 3}}).server.weights
+    for name, tensor in trained(SETTINGS).server.weights.items():
         assert torch.equal(three[name], tensor), name

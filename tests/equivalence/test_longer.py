@@ -8,7 +8,7 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 METHODS: list[dict[str, Any]] = [
     {"name": "fedavg", "replay": True},
@@ -23,8 +23,8 @@ def lines(settings: dict[str, Any], method: dict[str, Any], tasks: int) -> list[
     sizes = {"data": {**settings["data"], "classes": 2 * tasks}, "plan": {**settings["plan"], "tasks": tasks}}
     config = load_config({**settings, **sizes, "method": method})
     data = load_data(config.data)
-    played = play(build_federation(config, data, plan_of(config, data)), Serial())
-    return [{key: value for key, value in one.line.items() if key != "seconds"} for one in played]
+    rounds = run_rounds(build_federation(config, data, plan_of(config, data)), Serial())
+    return [{key: value for key, value in one.line.items() if key != "seconds"} for one in rounds]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)

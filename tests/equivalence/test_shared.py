@@ -10,7 +10,7 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 Shared = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "run_shared.py"))["Shared"]
 LGA = {"name": "lga", "iterations": 3, "perturb_steps": 2}
@@ -27,8 +27,8 @@ def lines(settings: dict[str, Any], tasks: int, method: dict[str, Any], folder: 
     config = load_config({**settings, **sizes, "method": {**LGA, **method}})
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
-    engine = Serial() if folder is None else Shared(folder, config, federation.world)
-    return [{k: v for k, v in one.line.items() if k != "seconds"} for one in play(federation, engine)]
+    engine = Serial() if folder is None else Shared(folder, config, federation)
+    return [{k: v for k, v in one.line.items() if k != "seconds"} for one in run_rounds(federation, engine)]
 
 
 @pytest.mark.parametrize("other", OTHERS)

@@ -7,17 +7,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from holdfast.client.training import ClientWork
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.experiment import build_federation, plan_of
 from holdfast.methods.base import Method
-from holdfast.methods.context import Local
+from holdfast.methods.context import ClientContext
 from holdfast.models.incremental import IncrementalModel, ModelSpec
-from holdfast.protocol.messages import Inbox, Job, State
+from holdfast.protocol.messages import Inbox, Job
+from holdfast.protocol.state import ClientState
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation
-from holdfast.simulation.timeline import Arrival
+from holdfast.simulation.federation import Federation
 
 Kind = TypeVar("Kind", bound=IncrementalModel)
 
@@ -34,7 +33,7 @@ def grown_federation(name: str, settings: dict[str, Any], growths: tuple[int, ..
     federation = federation_of(name, settings, **method)
     start = 0
     for classes in growths:
-        federation.server.grow(federation.world.classes[start : start + classes])
+        federation.server.grow(federation.data.classes[start : start + classes])
         start += classes
     return federation
 
@@ -44,15 +43,25 @@ def client_of(
     current: tuple[int, ...],
     memory: dict[int, Tensor],
     images: tuple[int, ...] | None = None,
+    noticed: int = 0,
     **train: Any,
-) -> Local:
+) -> ClientContext:
     """A client with these classes (or only these images) as its data and this memory, under the federation's model."""
-    world = federation.world
-    plan = replace(world.plan, arrivals=((Arrival(0, current, images),),))
-    work = ClientWork(replace(world, plan=plan, training=replace(world.training, **train)))
+    names, train_set = federation.data.classes, federation.data.train
+    rows = {c: train_set.by_class[c] for c in current}
+    if images is not None:
+        rows = {c: ids[torch.isin(ids, torch.tensor(images))] for c, ids in rows.items()}
+    state = ClientState(
+        0,
+        (tuple(names[c] for c in current),),
+        {names[c]: ids for c, ids in rows.items()},
+        {names[c]: ids for c, ids in memory.items()},
+        noticed=noticed,
+    )
+    work = federation.work()
+    work.enrolment = replace(work.enrolment, training=replace(work.enrolment.training, **train))
     job = Job(0, 0.0, 1.0, federation.server.registry, federation.server.weights)
-    model = work._load("student", job.registry.growths, job.weights).train().requires_grad_(True)
-    return Local(work.world, State(0, memory), Inbox(job), model, work._frozen)
+    return work.context(state, Inbox(job))
 
 
 def model_of(method: Method, kind: type[Kind], growths: tuple[int, ...]) -> Kind:

@@ -1,4 +1,4 @@
-"""AFC: facts of its discrepancy and of its importances (methods.md, section 3.9); its classifier is PODNet's."""
+"""AFC: facts of its discrepancy and of its importances; its classifier is PODNet's."""
 
 import math
 from types import SimpleNamespace
@@ -12,10 +12,11 @@ from torch import Tensor
 from holdfast.engines.serial import Serial
 from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods.afc import AFC, ImportantModel, importance_sums
-from holdfast.methods.context import Batch, Local
+from holdfast.methods.context import Batch, ClientContext
 from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 CHANNELS = (32, 64, 128, 128)
 
@@ -90,14 +91,14 @@ def test_the_loss_is_classification_and_four_roots_of_the_discrepancy(
     grown: Federation, growths: tuple[int, ...], factor: float
 ) -> None:
     """There is no term for the features."""
-    local = client_of(grown, (3, 4), {})
-    model = local.model.eval()
+    context = client_of(grown, (3, 4), {})
+    model = context.model.eval()
     assert isinstance(model, ImportantModel)
     rng = torch_generator(6)
     for buffer in model.importance:
         buffer.copy_(torch.rand(len(buffer), generator=rng) * 2)
     model.log_scale.data.fill_(math.log(2.0))
-    batch = next(local.batches(local.data, 0))
+    batch = next(context.batches(context.data, 0))
     output = model(batch.images)
     other = SimpleNamespace(maps=[m.detach() + 0.3 for m in output.maps])
     view: Any = SimpleNamespace(
@@ -121,9 +122,9 @@ def test_it_is_optimised_as_published() -> None:
     assert (method.strength, method.tune_epochs, method.tune_rate, method.clamp) == (4, 20, 0.05, 5)
 
 
-def squared_slopes(local: Local, batch: Batch) -> list[Tensor]:
+def squared_slopes(context: ClientContext, batch: Batch) -> list[Tensor]:
     """Sum over pixels of the squared slope of the loss, for each image and channel (B, c), as hooks see it."""
-    assert isinstance(local.model, ImportantModel)
+    assert isinstance(context.model, ImportantModel)
     seen: list[Tensor] = []
     slopes: dict[int, Tensor] = {}
 
@@ -132,8 +133,8 @@ def squared_slopes(local: Local, batch: Batch) -> list[Tensor]:
         seen.append(output)
         output.register_hook(lambda slope: slopes.__setitem__(place, slope))
 
-    handles = [norm.register_forward_hook(watch) for norm in local.model.backbone.norms]  # type: ignore[union-attr]
-    nca(local.model.scale * local.model(batch.images).logits, batch.labels).backward()
+    handles = [norm.register_forward_hook(watch) for norm in context.model.backbone.norms]  # type: ignore[union-attr]
+    nca(context.model.scale * context.model(batch.images).logits, batch.labels).backward()
     for handle in handles:
         handle.remove()
     return [slopes[i].flatten(2).square().sum(dim=2) for i in range(len(seen))]
@@ -141,15 +142,15 @@ def squared_slopes(local: Local, batch: Batch) -> list[Tensor]:
 
 def test_importances_are_summed_over_images_by_an_independent_route(grown: Federation) -> None:
     """32 images in batches of 10, 10, 10 and 2: each counts by its own loss, whatever batch it is in."""
-    rows = grown.world.train.by_class
-    local = client_of(grown, (3, 4), {0: rows[0][:8]}, batch=10)
-    assert len(local.everything) == 32
-    found = importance_sums(local)
-    batches = list(local.batches(local.everything, 0))
+    rows = grown.data.train.by_class
+    context = client_of(grown, (3, 4), {0: rows[0][:8]}, batch=10)
+    assert len(context.everything) == 32
+    found = importance_sums(context)
+    batches = list(context.batches(context.everything, 0))
     assert [len(batch.labels) for batch in batches] == [10, 10, 10, 2]
     expected = [torch.zeros(channels) for channels in CHANNELS]
     for batch in batches:
-        for total, slope in zip(expected, squared_slopes(local, batch), strict=True):
+        for total, slope in zip(expected, squared_slopes(context, batch), strict=True):
             total += len(batch.labels) ** 2 * slope.sum(dim=0)
     for stage, total in enumerate(expected):
         assert bool(total.any())
@@ -159,29 +160,29 @@ def test_importances_are_summed_over_images_by_an_independent_route(grown: Feder
 
 def test_the_last_stage_in_closed_form(grown: Federation) -> None:
     """A feature is the mean of its map, so a pixel's slope is the feature's over the number of pixels."""
-    local = client_of(grown, (3,), {}, batch=12)
-    model = local.model.eval()
+    context = client_of(grown, (3,), {}, batch=12)
+    model = context.model.eval()
     assert isinstance(model, ImportantModel)
-    batch = next(local.batches(local.everything, 0))
+    batch = next(context.batches(context.everything, 0))
     output = model(batch.images)
     features = output.features.detach().requires_grad_()
     [slope] = torch.autograd.grad(nca(model.scale * model.classify(features), batch.labels), features)
     expected = (slope.square() / output.maps[-1][0, 0].numel()).mean(dim=0)
-    mine = importance_sums(local)["importance3"]
+    mine = importance_sums(context)["importance3"]
     torch.testing.assert_close(mine / mine.mean(), expected / expected.mean(), rtol=1e-3, atol=1e-4)
 
 
 def test_the_pass_moves_no_statistics_and_no_weights(grown: Federation) -> None:
-    local = client_of(grown, (3, 4), {})
-    before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
-    importance_sums(local)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in local.model.state_dict().items())
+    context = client_of(grown, (3, 4), {})
+    before = {name: tensor.clone() for name, tensor in context.model.state_dict().items()}
+    importance_sums(context)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in context.model.state_dict().items())
 
 
 def test_a_client_with_one_image_does_not_drown_one_with_a_full_batch(grown: Federation) -> None:
     """The slopes of a batch's mean go with one over its size (X), their squares with the square of that. The server
     adds unnormalised sums: a client with one image must not count a hundred times as much as one with twelve."""
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     many = client_of(grown, (3,), {}, batch=12)
     totals = importance_sums(many)
     for image in rows[3][:4].tolist():
@@ -191,7 +192,7 @@ def test_a_client_with_one_image_does_not_drown_one_with_a_full_batch(grown: Fed
 
 
 def test_importances_are_found_after_the_fine_tuning(grown: Federation) -> None:
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     memory = {0: rows[0][:4], 3: rows[3][:4]}
     found = AFC(tune_rate=1.0).finish_task(client_of(grown, (3,), memory))
     assert found is not None
@@ -237,10 +238,10 @@ def test_the_server_adds_sums_and_makes_every_layers_mean_one(grown: Federation)
 def test_clients_neither_train_nor_send_importances_and_old_proxies(grown: Federation) -> None:
     fixed = {"blocks.0.weight", *(f"importance{stage}" for stage in range(4))}
     assert AFC().fixed(grown.server.model) == fixed
-    local = client_of(grown, (3,), {})
-    [stage] = AFC().stages(local)
+    context = client_of(grown, (3,), {})
+    [stage] = AFC().stages(context)
     assert stage.clamp == 5.0
-    assert [name for name, p in local.model.named_parameters() if not p.requires_grad] == ["blocks.0.weight"]
+    assert [name for name, p in context.model.named_parameters() if not p.requires_grad] == ["blocks.0.weight"]
 
 
 def test_in_a_run_importances_change_at_the_end_of_a_task_alone(small: dict[str, Any]) -> None:
@@ -249,8 +250,8 @@ def test_in_a_run_importances_change_at_the_end_of_a_task_alone(small: dict[str,
     assert isinstance(model, ImportantModel)
     was = [buffer.clone() for buffer in model.importance]
     assert all(bool((buffer == 1).all()) for buffer in was)
-    for done in play(federation, Serial()):
-        ends = federation.world.plan.ends_task(done.line["round"] - 1)
+    for done in run_rounds(federation, Serial()):
+        ends = federation.plan.ends_task(done.line["round"] - 1)
         for buffer, before in zip(model.importance, was, strict=True):
             assert torch.equal(buffer, before) != ends
             assert float(buffer.mean()) == pytest.approx(1, rel=1e-5)

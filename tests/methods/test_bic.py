@@ -1,7 +1,6 @@
-"""BiC: facts of its two stages, of who is asked for a correction and of what it is used for (methods.md, 3.3)."""
+"""BiC: facts of its two stages, of who is asked for a correction and of what it is used for."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,8 @@ from holdfast.methods.bic import BiC, fit_correction
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 
 def noted_model(growths: tuple[int, ...], scale: list[float], shift: list[float]) -> IncrementalModel:
@@ -34,9 +34,9 @@ LOGITS = 2 * torch.randn(9, 6, generator=torch_generator(8))
 
 
 def terms(teacher: IncrementalModel | None, logits: Tensor, **method: Any) -> dict[str, Tensor]:
-    local: Any = SimpleNamespace(model=lambda _: SimpleNamespace(logits=logits), predecessor=teacher)
+    context: Any = SimpleNamespace(model=lambda _: SimpleNamespace(logits=logits), predecessor=teacher)
     batch: Any = SimpleNamespace(images=IMAGES, labels=LABELS)
-    return BiC(**method).loss(local, batch)
+    return BiC(**method).loss(context, batch)
 
 
 def test_the_first_task_is_plain_cross_entropy() -> None:
@@ -52,8 +52,8 @@ def test_the_terms_are_mixed_by_the_share_of_old_classes(growths: tuple[int, ...
     logits = LOGITS[:, : {2: 4, 4: 6, 1: 3}[old]]
     labels = LABELS.clamp(max=logits.shape[1] - 1)
     teacher = noted_model(growths, [1.0] * len(growths), [0.0] * len(growths))
-    local: Any = SimpleNamespace(model=lambda _: SimpleNamespace(logits=logits), predecessor=teacher)
-    found = BiC().loss(local, SimpleNamespace(images=IMAGES, labels=labels))  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(model=lambda _: SimpleNamespace(logits=logits), predecessor=teacher)
+    found = BiC().loss(context, SimpleNamespace(images=IMAGES, labels=labels))  # type: ignore[arg-type]
     torch.testing.assert_close(found["classification"], (1 - share) * F.cross_entropy(logits, labels))
     raw = teacher(IMAGES).logits
     torch.testing.assert_close(found["distillation"], share * distillation(logits, raw, 2.0))
@@ -199,77 +199,77 @@ def grown(small: dict[str, Any]) -> Federation:
 
 def test_validation_is_balanced_and_never_trained_on(grown: Federation) -> None:
     """A tenth of the 30 exemplars of each old class, and as many images of each new one."""
-    rows, labels = grown.world.train.by_class, grown.world.train.labels
+    rows, labels = grown.data.train.by_class, grown.data.train.labels
     memory = {c: rows[c][torch.randperm(40, generator=torch_generator(c))[:30]].int() for c in (0, 1)}
-    local = client_of(grown, (3, 4, 5), memory)
-    held = BiC().validation(local)
+    context = client_of(grown, (3, 4, 5), memory)
+    held = BiC().validation(context)
     assert torch.bincount(labels[held], minlength=6).tolist() == [3, 3, 0, 3, 3, 3]
     assert set(held[labels[held] < 3].tolist()) <= set(torch.cat(list(memory.values())).tolist())
     assert torch.equal(BiC().validation(client_of(grown, (3, 4, 5), memory)), held)
-    [stage] = BiC().stages(local)
-    trained = [row for batch in stage.batches(0) for row in batch.rows.tolist()]
-    assert sorted([*trained, *held.tolist()]) == sorted(local.everything.tolist())
+    [stage] = BiC().stages(context)
+    trained = [row for batch in stage.batches(0) for row in batch.ids.tolist()]
+    assert sorted([*trained, *held.tolist()]) == sorted(context.everything.tolist())
     assert len(set(trained)) == len(trained)
 
 
 def test_classes_with_different_memories_give_the_same_number_each(grown: Federation) -> None:
-    rows, labels = grown.world.train.by_class, grown.world.train.labels
+    rows, labels = grown.data.train.by_class, grown.data.train.labels
     held = BiC(held_out=0.2).validation(client_of(grown, (3,), {0: rows[0][:25], 1: rows[1][:11]}))
     assert torch.bincount(labels[held], minlength=6).tolist() == [2, 2, 0, 2, 0, 0]
 
 
 def test_newcomers_stayers_and_clients_with_one_image_take_no_part(grown: Federation) -> None:
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     kept = {0: rows[0][:10], 1: rows[1][:10]}
     newcomer, stayer = client_of(grown, (3, 4), {}), client_of(grown, (), kept)
     one = client_of(grown, (3,), kept, images=(int(rows[3][0]),))
     lonely = client_of(grown, (3, 4), {0: rows[0][:1]})
-    for local in (newcomer, stayer, one, lonely):
-        assert not len(BiC().validation(local))
-        assert BiC().finish_task(local) is None
-        [stage] = BiC().stages(local)
-        trained = [row for batch in stage.batches(0) for row in batch.rows.tolist()]
-        assert sorted(trained) == sorted(local.everything.tolist())
+    for context in (newcomer, stayer, one, lonely):
+        assert not len(BiC().validation(context))
+        assert BiC().finish_task(context) is None
+        [stage] = BiC().stages(context)
+        trained = [row for batch in stage.batches(0) for row in batch.ids.tolist()]
+        assert sorted(trained) == sorted(context.everything.tolist())
     assert BiC().finish_task(client_of(grown, (3, 4), kept)) is not None
 
 
 def test_a_stayer_that_still_has_old_data_takes_no_part(grown: Federation) -> None:
     """With plan.zo_data=last_task a client has images and exemplars and nothing of the newest classes: a fit to that
     drives the correction to extremes."""
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     assert BiC().finish_task(client_of(grown, (1, 2), {0: rows[0][:20]})) is None
 
 
 def test_a_client_fits_its_validation_images_under_the_broadcast_model_which_stays_as_it_is(grown: Federation) -> None:
-    rows, world = grown.world.train.by_class, grown.world
-    local = client_of(grown, (3, 4, 5), {0: rows[0][:30], 2: rows[2][:30]})
-    before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
-    found = BiC().finish_task(local)
+    rows, fed = grown.data.train.by_class, grown
+    context = client_of(grown, (3, 4, 5), {0: rows[0][:30], 2: rows[2][:30]})
+    before = {name: tensor.clone() for name, tensor in context.model.state_dict().items()}
+    found = BiC().finish_task(context)
     assert found is not None
-    held = BiC().validation(local)
+    held = BiC().validation(context)
     with torch.no_grad():
-        logits = local.model.eval()(world.transform.plain(world.train.images[held])).logits
-    scale, shift = fit_correction(logits, world.train.labels[held], 3)
+        logits = context.model.eval()(fed.enrolment.transform.plain(fed.data.train.images[held])).logits
+    scale, shift = fit_correction(logits, fed.data.train.labels[held], 3)
     assert found.tensors["images"] == 15 == len(held)
     torch.testing.assert_close(found.tensors["scale"], scale)
     torch.testing.assert_close(found.tensors["shift"], shift)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in local.model.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in context.model.state_dict().items())
 
 
 def test_a_correction_is_fitted_to_the_outputs_that_it_is_used_with(grown: Federation) -> None:
     """With all corrections kept, the old outputs beside which the new ones are fitted are corrected ones."""
-    model, rows, world = grown.server.model, grown.world.train.by_class, grown.world
+    model, rows, fed = grown.server.model, grown.data.train.by_class, grown
     method = BiC(keep_all=True)
     method.merge(model, [], 0, 0)
     model.note("scale", torch.tensor([4.0, 4.0, 4.0, 1.0, 1.0, 1.0]))
     model.note("shift", torch.tensor([2.0, 2.0, 2.0, 0.0, 0.0, 0.0]))
-    local = client_of(grown, (3, 4, 5), {0: rows[0][:30], 2: rows[2][:30]})
-    found = method.finish_task(local)
+    context = client_of(grown, (3, 4, 5), {0: rows[0][:30], 2: rows[2][:30]})
+    found = method.finish_task(context)
     assert found is not None
-    held = method.validation(local)
+    held = method.validation(context)
     with torch.no_grad():
-        used = method.predict(local.model.eval(), world.transform.plain(world.train.images[held]))  # type: ignore[arg-type]
-    scale, shift = fit_correction(used, world.train.labels[held], 3)
+        used = method.predict(context.model.eval(), fed.enrolment.transform.plain(fed.data.train.images[held]))  # type: ignore[arg-type]
+    scale, shift = fit_correction(used, fed.data.train.labels[held], 3)
     torch.testing.assert_close(found.tensors["scale"], scale)
     torch.testing.assert_close(found.tensors["shift"], shift)
 
@@ -282,21 +282,21 @@ def test_what_is_fitted_to_after_a_task_was_held_out_during_it(small: dict[str, 
     fitted: list[int] = []
 
     class Watching(BiC):
-        def loss(self, local: Any, batch: Any) -> Any:
-            task = federation.world.plan.task_of_round(local.job.round)
-            trained.setdefault((task, local.state.client), set()).update(batch.rows.tolist())
-            return super().loss(local, batch)
+        def loss(self, context: Any, batch: Any) -> Any:
+            task = federation.plan.task_of_round(context.job.round_index)
+            trained.setdefault((task, context.state.client), set()).update(batch.ids.tolist())
+            return super().loss(context, batch)
 
-        def finish_task(self, local: Any) -> Any:
-            task, held = federation.world.plan.task_of_round(local.job.round), self.validation(local)
+        def finish_task(self, context: Any) -> Any:
+            task, held = federation.plan.task_of_round(context.job.round_index), self.validation(context)
             if len(held):
-                fitted.append(local.state.client)
-                overlap = trained.get((task, local.state.client), set()) & set(held.tolist())
-                assert not overlap, f"client {local.state.client} was trained on {len(overlap)} of {len(held)}"
-            return super().finish_task(local)
+                fitted.append(context.state.client)
+                overlap = trained.get((task, context.state.client), set()) & set(held.tolist())
+                assert not overlap, f"client {context.state.client} was trained on {len(overlap)} of {len(held)}"
+            return super().finish_task(context)
 
-    federation.world = replace(federation.world, method=Watching())
-    for _ in play(federation, Serial()):
+    federation.method = Watching()
+    for _ in run_rounds(federation, Serial()):
         pass
     assert fitted
 
@@ -305,8 +305,8 @@ def test_a_run_corrects_its_newest_task_alone_and_clients_do_not_send_it(small: 
     settings = {**small, "plan": {**small["plan"], "class_share": 1.0, "selected": 5, "memory": 24}}
     federation = federation_of("bic", settings)
     model = federation.server.model
-    for done in play(federation, Serial()):
-        task, ends = done.line["task"], federation.world.plan.ends_task(done.line["round"] - 1)
+    for done in run_rounds(federation, Serial()):
+        task, ends = done.line["task"], federation.plan.ends_task(done.line["round"] - 1)
         scale = model.noted("scale")
         corrected = [bool((scale[2 * t : 2 * t + 2] != 1).any()) for t in range(task)]
         if ends:

@@ -14,12 +14,13 @@ from holdfast.client.training import ClientWork, Outcome
 from holdfast.config import Config, load_config
 from holdfast.data.images import DataSet
 from holdfast.data.sources import load_data
-from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
-from holdfast.experiment import build_federation, plan_of
+from holdfast.experiment import build_federation, plan_of, pool_of
 from holdfast.methods import METHODS
-from holdfast.protocol.messages import Inbox, State
-from holdfast.simulation.rounds import Federation, play
+from holdfast.protocol.messages import Inbox
+from holdfast.protocol.state import ClientState
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 SMALL: dict[str, dict[str, Any]] = {"dytox": {"width": 32, "heads": 4, "depth": 2}}  # made for GPUs
 VARIANTS: list[dict[str, Any]] = [
@@ -56,7 +57,7 @@ def test_learns_above_chance_and_leaves_global_generators_alone(method: dict[str
     data = load_data(config.data)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index,union-attr]
     federation = build_federation(config, data, plan_of(config, data))
-    rounds = list(play(federation, Serial()))
+    rounds = list(run_rounds(federation, Serial()))
     assert random.getstate() == states[0]
     assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index,union-attr]
     assert torch.equal(torch.get_rng_state(), states[2])
@@ -80,26 +81,25 @@ def test_workers_and_an_interruption_change_no_bit(
     plan = {**small["plan"], "partition": "dirichlet:0.5", "join": "irregular", "move_on": 0.6, "zo_data": "memory"}
     settings = {**small, "seed": 3, "plan": plan, "method": {**method, **quick}, "train": {"epochs": 1, "batch": 4}}
     _, _, alone = federation_of(settings)
-    lines = [done.line for done in play(alone, Serial())]
-    config, data, first = federation_of(settings)
+    lines = [done.line for done in run_rounds(alone, Serial())]
+    _, data, first = federation_of(settings)
     checkpoints, again = Checkpoints(tmp_path), []
-    with Pool(config, data, 1) as pool:
-        for done in play(first, pool):
+    with pool_of(first, data, 1) as pool:
+        for done in run_rounds(first, pool):
             again.append(done.line)
             checkpoints.save(done.line["round"], first, done.counts)
             if done.line["round"] == 4:  # the second of the second of three tasks
                 break
         _, _, second = federation_of(settings)
         assert Checkpoints(tmp_path).restore(second)[0] == 4
-        again += [done.line for done in play(second, pool, start=4)]
+        again += [done.line for done in run_rounds(second, pool, start=4)]
     for a, b in zip(lines, again, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
     for name, tensor in alone.server.weights.items():
         assert torch.equal(tensor, second.server.weights[name]), name
-    plan_ = alone.world.plan
+    plan_ = alone.plan
     current = [plan_.arrivals[c][plan_.current(c, n)] for n, chosen in enumerate(plan_.selected) for c in chosen]
-    images = map(len, map(alone.world.holding, current))
-    assert {0, 1} <= set(images)
+    assert {0, 1} <= {len(arrival.images or ()) for arrival in current}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -123,7 +123,7 @@ def test_a_clients_work_leaves_its_state_and_its_messages_as_they_were(
     """In every round and every visit; and the same work done again gives the same answer."""
 
     class Watching(Serial):
-        def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
             for state, inbox in zip(states, inboxes, strict=True):
                 before = state.to_bytes(), inbox.job.to_bytes(), inbox.teachers.to_bytes()
                 outcome, again = work(state, inbox), work(state, inbox)
@@ -137,4 +137,4 @@ def test_a_clients_work_leaves_its_state_and_its_messages_as_they_were(
     plan = {**small["plan"], "tasks": 2, "rounds": 1}
     settings = {**small, "plan": plan, "method": {**method, **quick}, "train": {"epochs": 1, "batch": 16}}
     _, _, federation = federation_of(settings)
-    assert len(list(play(federation, Watching()))) == 2
+    assert len(list(run_rounds(federation, Watching()))) == 2

@@ -1,9 +1,8 @@
-"""DDE: neighbours in the old feature space, distillation, the head effect at inference (methods.md, section 3.5)."""
+"""DDE: neighbours in the old feature space, distillation, the head effect at inference."""
 
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +15,12 @@ from torch import Tensor
 from holdfast.engines.serial import Serial
 from holdfast.losses import distillation, neighbour_cross_entropy
 from holdfast.methods import dde
-from holdfast.methods.context import Local
+from holdfast.methods.context import ClientContext
 from holdfast.methods.dde import DDE, DirectedModel, nearest_others
 from holdfast.models.incremental import ModelSpec
 from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 LOGITS = torch.randn(6, 4, generator=torch_generator(1), dtype=torch.float64)
 LABELS = torch.tensor([0, 3, 1, 2, 2, 0])
@@ -91,7 +90,7 @@ def test_distillation_is_a_quarter_of_t_squared_kl() -> None:
         q, p = ([math.exp(float(o[i, c]) / 2) for c in range(3)] for o in (teacher, LOGITS))
         kl += sum(a / sum(q) * math.log(a / sum(q) / (b / sum(p))) for a, b in zip(q, p, strict=True)) / 6
     assert float(distillation(LOGITS, teacher, 2.0)) == pytest.approx(kl)
-    local: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         model=Answers(logits=LOGITS),
         predecessor=Answers(logits=teacher),
         scratch={},
@@ -99,12 +98,12 @@ def test_distillation_is_a_quarter_of_t_squared_kl() -> None:
         memory=torch.arange(0),
     )
     batch: Any = SimpleNamespace(images=torch.zeros(6, 1), labels=LABELS, rows=torch.arange(6))
-    found = DDE(neighbours=0).loss(local, batch)
+    found = DDE(neighbours=0).loss(context, batch)
     assert float(found["distillation"]) == pytest.approx(0.25 * 4 * kl)
     torch.testing.assert_close(found["classification"], F.cross_entropy(LOGITS, LABELS))  # K = 0
-    assert float(DDE(beta=2.0).loss(local, batch)["distillation"]) == pytest.approx(2 * 4 * kl)
-    local.predecessor = None
-    first = DDE().loss(local, batch)
+    assert float(DDE(beta=2.0).loss(context, batch)["distillation"]) == pytest.approx(2 * 4 * kl)
+    context.predecessor = None
+    first = DDE().loss(context, batch)
     assert set(first) == {"classification"}
     torch.testing.assert_close(first["classification"], F.cross_entropy(LOGITS, LABELS))
 
@@ -112,20 +111,20 @@ def test_distillation_is_a_quarter_of_t_squared_kl() -> None:
 def test_without_neighbours_none_are_sought(small: dict[str, Any]) -> None:
     """K = 0, through the road that training takes: a mover in the second task has cross-entropy of its own images."""
     federation = grown_federation("dde", small, (3, 3))
-    rows = federation.world.train.by_class
+    rows = federation.data.train.by_class
     for neighbours in (0, 2):
-        local = client_of(federation, (3, 4), {0: rows[0][:2]})
-        local.predecessor = grown_federation("dde", small, (3,)).server.model.eval()
-        [stage] = DDE(neighbours=neighbours).stages(local)
-        assert ("near" in local.scratch) == bool(neighbours)
+        context = client_of(federation, (3, 4), {0: rows[0][:2]})
+        context.predecessor = grown_federation("dde", small, (3,)).server.model.eval()
+        [stage] = DDE(neighbours=neighbours).stages(context)
+        assert ("near" in context.scratch) == bool(neighbours)
         batch = next(iter(stage.batches(0)))
-        local.model.eval()
-        own = F.cross_entropy(local.model(batch.images).logits, batch.labels)
-        same = torch.equal(DDE(neighbours=neighbours).loss(local, batch)["classification"], own)
+        context.model.eval()
+        own = F.cross_entropy(context.model(batch.images).logits, batch.labels)
+        same = torch.equal(DDE(neighbours=neighbours).loss(context, batch)["classification"], own)
         assert same == (neighbours == 0)
 
 
-Case = tuple[Local, Any, Tensor, torch.nn.Module, Tensor]  # client, batch, its loss, model after it, its logits
+Case = tuple[ClientContext, Any, Tensor, torch.nn.Module, Tensor]  # client, batch, its loss, model after it, its logits
 
 
 @pytest.fixture(scope="module")
@@ -151,31 +150,32 @@ def second_task() -> list[Case]:
     plain = DDE.loss
 
     class Watching(DDE):
-        def loss(self, local: Any, batch: Any) -> Any:
-            logits = copy.deepcopy(local.model)(batch.images).logits.detach()
-            found = plain(self, local, batch)
-            if local.job.round == 3 and local.state.client not in cases:  # the global model is no longer the old one
-                model = copy.deepcopy(local.model).eval()
-                assert local.model.training
-                cases[local.state.client] = local, batch, found["classification"].detach(), model, logits
+        def loss(self, context: Any, batch: Any) -> Any:
+            logits = copy.deepcopy(context.model)(batch.images).logits.detach()
+            found = plain(self, context, batch)
+            # In this round the global model is no longer the old one.
+            if context.job.round_index == 3 and context.state.client not in cases:
+                model = copy.deepcopy(context.model).eval()
+                assert context.model.training
+                cases[context.state.client] = context, batch, found["classification"].detach(), model, logits
             return found
 
-    federation.world = replace(federation.world, method=Watching(neighbours=3))
-    list(play(federation, Serial()))
+    federation.method = Watching(neighbours=3)
+    list(run_rounds(federation, Serial()))
     return list(cases.values())
 
 
-def expected(local: Local, batch: Any, model: torch.nn.Module, logits: Tensor, old: torch.nn.Module) -> float:
+def expected(context: ClientContext, batch: Any, model: torch.nn.Module, logits: Tensor, old: torch.nn.Module) -> float:
     """Image by image: neighbours among the new ones by loops, own probability of the augmented image, theirs of plain
     ones."""
-    world, new = local.world, local.data.tolist()
+    new = context.data.tolist()
 
     def seen(row: int) -> Tensor:
-        return world.transform.plain(world.train.images[row : row + 1])
+        return context.transform.plain(context.images.pixels(torch.tensor([row])))
 
-    features = {row: F.normalize(old(seen(row)).features[0], dim=0) for row in local.everything.tolist()}
+    features = {row: F.normalize(old(seen(row)).features[0], dim=0) for row in context.everything.tolist()}
     total = 0.0
-    for i, row in enumerate(batch.rows.tolist()):
+    for i, row in enumerate(batch.ids.tolist()):
         y = int(batch.labels[i])
         others = sorted((r for r in new if r != row), key=lambda r: float((features[r] - features[row]).norm()))
         theirs = [float(model(seen(r)).logits[0].softmax(0)[y]) for r in others[:3]]
@@ -184,11 +184,11 @@ def expected(local: Local, batch: Any, model: torch.nn.Module, logits: Tensor, o
     return total
 
 
-def teacher_of(local: Local) -> torch.nn.Module:
+def teacher_of(context: ClientContext) -> torch.nn.Module:
     """The old model, from the message: the buffers of the client are long overwritten."""
-    old = DDE().build_model(local.world.spec, torch_generator(0)).eval()
+    old = DDE().build_model(context.enrolment.spec, torch_generator(0)).eval()
     old.grow(2, torch_generator(0))
-    old.load_state_dict(dict(local._teachers.models[0]))
+    old.load_state_dict(dict(context._teachers.models[0]))
     return old
 
 
@@ -199,11 +199,11 @@ def movers(cases: list[Case]) -> Iterator[Case]:
 @torch.no_grad()
 def test_new_images_and_exemplars_share_with_their_new_neighbours(second_task: list[Case]) -> None:
     checked = 0
-    for local, batch, found, model, logits in movers(second_task):
-        fresh = torch.isin(batch.rows, local.data)
+    for context, batch, found, model, logits in movers(second_task):
+        fresh = torch.isin(batch.ids, context.data)
         assert fresh.any()
         checked += not fresh.all()
-        assert float(found) == pytest.approx(expected(local, batch, model, logits, teacher_of(local)), rel=1e-4)
+        assert float(found) == pytest.approx(expected(context, batch, model, logits, teacher_of(context)), rel=1e-4)
         assert abs(float(found) - float(F.cross_entropy(logits, batch.labels))) > 1e-4
     assert checked
 
@@ -216,7 +216,7 @@ def test_a_client_with_nothing_but_its_memory_has_ordinary_cross_entropy(second_
 
 
 def test_a_newcomer_has_ordinary_cross_entropy(second_task: list[Case]) -> None:
-    """methods.md, 3.5, F: a client without old data has no effect of old data to keep."""
+    """A client without old data has no effect of old data to keep."""
     newcomers = [case for case in second_task if not len(case[0].memory)]
     assert newcomers
     for _, batch, found, _, logits in newcomers:
@@ -224,10 +224,10 @@ def test_a_newcomer_has_ordinary_cross_entropy(second_task: list[Case]) -> None:
 
 
 def test_one_new_image_has_no_neighbours_and_ordinary_cross_entropy(second_task: list[Case]) -> None:
-    local, batch, _, _, _ = next(movers(second_task))
-    alone = copy.copy(local)
-    alone.scratch, alone.data = {}, local.data[:1]
-    alone.model = DDE().build_model(local.world.spec, torch_generator(0))
+    context, batch, _, _, _ = next(movers(second_task))
+    alone = copy.copy(context)
+    alone.scratch, alone.data = {}, context.data[:1]
+    alone.model = DDE().build_model(context.enrolment.spec, torch_generator(0))
     alone.model.grow(4, torch_generator(0))
     list(DDE().stages(alone))
     assert "near" not in alone.scratch
@@ -236,7 +236,7 @@ def test_one_new_image_has_no_neighbours_and_ordinary_cross_entropy(second_task:
 
 
 def finishing(features: Tensor, batch: int) -> Any:
-    """What `finish_task` needs of a Local whose image number i has features[i]."""
+    """What `finish_task` needs of a ClientContext whose image number i has features[i]."""
     rows = torch.arange(len(features))
     return SimpleNamespace(
         data=rows,
@@ -246,7 +246,7 @@ def finishing(features: Tensor, batch: int) -> Any:
         registry=SimpleNamespace(growths=(2, 2)),
         features=lambda model, some: features[some],
         generator=lambda *purpose: torch_generator(0, *purpose),
-        world=SimpleNamespace(training=SimpleNamespace(batch=batch)),
+        training=SimpleNamespace(batch=batch),
     )
 
 
@@ -283,10 +283,10 @@ def test_the_server_adds_directions_by_their_steps_and_makes_them_unit() -> None
     a, b = torch.zeros(128), torch.zeros(128)
     a[0], b[1] = 3.0, 2.0
     extras = [Extras("head direction", {"direction": h, "steps": torch.tensor(steps)}) for h, steps in ((a, 2), (b, 4))]
-    DDE().merge(model, extras, seed=0, number=0)
+    DDE().merge(model, extras, seed=0, round_index=0)
     assert model.direction[:3].tolist() == pytest.approx([6 / 10, 8 / 10, 0])
     before = model.direction.clone()
-    DDE().merge(model, [], seed=0, number=1)
+    DDE().merge(model, [], seed=0, round_index=1)
     assert torch.equal(model.direction, before)
 
 
@@ -319,7 +319,7 @@ def test_prediction_is_plain_without_alpha_without_direction_and_across_it() -> 
 def test_the_direction_is_found_when_a_task_ends_and_left_alone_until_the_next(small: dict[str, Any]) -> None:
     federation = federation_of("dde", small)
     seen, lines = [], []
-    for done in play(federation, Serial()):
+    for done in run_rounds(federation, Serial()):
         seen.append(federation.server.weights["direction"].clone())
         lines.append(done.line)
     for i in (0, 1, 2):  # the first task has no direction, for nothing is older

@@ -1,4 +1,4 @@
-"""DyTox: three losses, what is frozen, and the balanced fine-tuning (methods.md, section 3.8)."""
+"""DyTox: three losses, what is frozen, and the balanced fine-tuning."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,8 @@ from holdfast.models.incremental import ModelSpec, grow_to
 from holdfast.protocol.messages import Extras, Reply
 from holdfast.seeding import torch_generator
 from holdfast.server.server import Server
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 SMALL: dict[str, Any] = {"width": 16, "heads": 4, "depth": 1}
 METHOD = DyTox(**SMALL)
@@ -41,9 +42,9 @@ def net(growths: tuple[int, ...], seed: int = 0, method: DyTox = METHOD) -> Toke
 def terms(
     method: DyTox, model: TokenModel, teacher: TokenModel | None, images: Tensor = IMAGES, labels: Tensor = LABELS
 ) -> dict[str, Tensor]:
-    local: Any = SimpleNamespace(model=model, predecessor=teacher)
+    context: Any = SimpleNamespace(model=model, predecessor=teacher)
     batch: Any = SimpleNamespace(images=images, labels=labels)
-    return method.loss(local, batch)
+    return method.loss(context, batch)
 
 
 def bce(logits: Tensor, label: int) -> float:
@@ -108,13 +109,13 @@ def test_tokens_and_heads_of_all_old_tasks_are_fixed_and_nothing_else(tasks: int
     assert METHOD.fixed(model) == expected
 
 
-def local_of(model: TokenModel, rows: Tensor | None = None, batch: int = 64, lr: float = 1e-3) -> Any:
-    """What `stages` and `finish_task` need of a Local."""
+def context_of(model: TokenModel, rows: Tensor | None = None, batch: int = 64, lr: float = 1e-3) -> Any:
+    """What `stages` and `finish_task` need of a ClientContext."""
     chosen = torch.arange(6) if rows is None else rows
     preset = replace(METHOD.preset, lr=lr)
 
     def batches(some: Tensor, epoch: int) -> Any:
-        yield from (SimpleNamespace(images=IMAGES[part], labels=LABELS[part], rows=part) for part in some.split(batch))
+        yield from (SimpleNamespace(images=IMAGES[part], labels=LABELS[part], ids=part) for part in some.split(batch))
 
     return SimpleNamespace(
         model=model,
@@ -124,13 +125,13 @@ def local_of(model: TokenModel, rows: Tensor | None = None, batch: int = 64, lr:
         batches=batches,
         stage=lambda some: SimpleNamespace(epochs=1, batches=lambda epoch: batches(some, epoch), rate=lambda epoch: lr),
         registry=SimpleNamespace(growths=tuple(model.growths)),
-        world=SimpleNamespace(training=SimpleNamespace(batch=batch, optimiser=preset)),
+        training=SimpleNamespace(batch=batch, optimiser=preset),
     )
 
 
 def test_old_tokens_and_heads_have_no_gradient_in_training() -> None:
     model = net((2, 1, 2), seed=2)
-    (stage,) = METHOD.stages(local_of(model))
+    (stage,) = METHOD.stages(context_of(model))
     assert isinstance(stage.optimiser, torch.optim.AdamW)
     sum(terms(METHOD, model, net((2, 1), 3)).values()).backward()  # type: ignore[union-attr]
     for i in (0, 1):
@@ -160,7 +161,7 @@ def test_fine_tuning_moves_all_but_the_encoder_at_its_own_rate() -> None:
     method = DyTox(**SMALL, tune_epochs=1, tune_rate=0.05)
     model = net((2, 1, 2), seed=2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    extras = method.finish_task(local_of(model))
+    extras = method.finish_task(context_of(model))
     assert extras is not None
     assert int(extras.tensors["images"]) == 6
     names = set(extras.tensors) - {"images"}
@@ -176,9 +177,9 @@ def test_fine_tuning_moves_all_but_the_encoder_at_its_own_rate() -> None:
 
 def test_fine_tuning_needs_exemplars_and_a_second_task() -> None:
     method = DyTox(**SMALL, tune_epochs=1)
-    assert method.finish_task(local_of(net((5,)))) is None
-    assert method.finish_task(local_of(net((2, 3)), rows=torch.arange(0))) is None
-    assert DyTox(**SMALL, tune_epochs=0).finish_task(local_of(net((2, 3)))) is None
+    assert method.finish_task(context_of(net((5,)))) is None
+    assert method.finish_task(context_of(net((2, 3)), rows=torch.arange(0))) is None
+    assert DyTox(**SMALL, tune_epochs=0).finish_task(context_of(net((2, 3)))) is None
 
 
 def test_the_server_averages_what_was_tuned_by_exemplars() -> None:
@@ -189,17 +190,17 @@ def test_the_server_averages_what_was_tuned_by_exemplars() -> None:
         Extras("tuned", {"tokens.0": torch.full(shape, value), "images": torch.tensor(images)})
         for value, images in ((1.0, 30), (5.0, 10))
     ]
-    METHOD.merge(model, extras, seed=0, number=0)
+    METHOD.merge(model, extras, seed=0, round_index=0)
     torch.testing.assert_close(model.tokens[0].detach(), torch.full(shape, 2.0))
     for name, tensor in others.items():
         assert torch.equal(model.state_dict()[name], tensor), name
-    METHOD.merge(model, [], seed=0, number=1)
+    METHOD.merge(model, [], seed=0, round_index=1)
 
 
 def test_what_is_frozen_survives_a_round_to_the_bit_and_the_rest_moves(small: dict[str, Any]) -> None:
     """Thirds do not add up to one in floating point: averaging three equal tensors might change them."""
     federation = quick_federation({**small, "train": {"epochs": 1, "batch": 16, "lr": 1e-3}})
-    rounds = play(federation, Serial())
+    rounds = run_rounds(federation, Serial())
     for _ in range(2):
         next(rounds)
     before = {name: tensor.clone() for name, tensor in federation.server.weights.items()}
@@ -219,25 +220,25 @@ def test_the_newest_token_of_the_eleventh_task_is_learned() -> None:
     """Not only the first ten: names of tokens begin like one another."""
     model = net((1,) * 11)
     server = Server(model, seed=0)
-    (stage,) = METHOD.stages(local_of(model))
+    (stage,) = METHOD.stages(context_of(model))
     sum(terms(METHOD, model, net((1,) * 10, 3), labels=torch.tensor([0, 10, 1, 3, 2, 10])).values()).backward()  # type: ignore[union-attr]
     before = model.tokens[10].detach().clone()
     stage.optimiser.step()
     assert not torch.equal(model.tokens[10], before)
     sent = {n: t.clone() for n, t in model.state_dict().items() if n not in METHOD.fixed(model)}
     sent["tokens.10"] = torch.full_like(before, 7.0)
-    server.aggregate([Reply(sent, 6)], "uniform")
+    server.aggregate([Reply(sent, 6)])
     assert float(server.weights["tokens.10"].mean()) == 7
 
 
 def test_heads_that_do_not_divide_the_width_are_refused(small: dict[str, Any]) -> None:
     with pytest.raises(HoldfastError, match="heads"):
-        next(play(quick_federation(small, width=16, heads=5), Serial()))
+        next(run_rounds(quick_federation(small, width=16, heads=5), Serial()))
 
 
 def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any]) -> None:
     """For the transformer on patches: tests/methods/test_contract.py."""
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
     settings = {**small, "plan": {**plan, "rounds": 1}, "train": {"epochs": 1, "batch": 3}}
-    lines = [done.line for done in play(quick_federation(settings, encoder="network"), Serial())]
+    lines = [done.line for done in run_rounds(quick_federation(settings, encoder="network"), Serial())]
     assert {"classification", "distillation", "divergence"} == set(lines[-1]["losses"])

@@ -1,4 +1,4 @@
-"""Federated averaging: facts of its loss (methods.md, section 3.1)."""
+"""Federated averaging: facts of its loss."""
 
 import math
 

@@ -12,7 +12,7 @@ from holdfast.engines.serial import Serial
 from holdfast.methods.fedprox import FedProx
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 
 def net(seed: int) -> IncrementalModel:
@@ -27,9 +27,9 @@ LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
 
 
 def terms(method: FedProx, model: IncrementalModel, reference: IncrementalModel) -> dict[str, torch.Tensor]:
-    local: Any = SimpleNamespace(model=model, broadcast=reference.requires_grad_(False))
+    context: Any = SimpleNamespace(model=model, broadcast=reference.requires_grad_(False))
     batch: Any = SimpleNamespace(images=IMAGES, labels=LABELS)
-    return method.loss(local, batch)
+    return method.loss(context, batch)
 
 
 def test_the_distance_is_half_mu_times_the_sum_of_all_squares() -> None:
@@ -61,17 +61,17 @@ def test_at_the_global_model_there_is_neither_distance_nor_pull() -> None:
 
 
 def test_one_image_has_a_loss() -> None:
-    local: Any = SimpleNamespace(model=net(2), broadcast=net(3))
+    context: Any = SimpleNamespace(model=net(2), broadcast=net(3))
     batch: Any = SimpleNamespace(images=IMAGES[:1], labels=LABELS[:1])
-    assert all(bool(value.isfinite()) for value in FedProx().loss(local, batch).values())
+    assert all(bool(value.isfinite()) for value in FedProx().loss(context, batch).values())
 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_without_mu_it_is_federated_averaging_to_the_bit(small: dict[str, Any], replay: bool) -> None:
     mine = federation_of("fedprox", small, mu=0.0, replay=replay)
-    lines = [done.line for done in play(mine, Serial())]
+    lines = [done.line for done in run_rounds(mine, Serial())]
     plain = federation_of("fedavg", small, replay=replay)
-    expected = [done.line for done in play(plain, Serial())]
+    expected = [done.line for done in run_rounds(plain, Serial())]
     assert [line["trained"] for line in lines] == [line["trained"] for line in expected]
     for name, tensor in plain.server.weights.items():
         assert torch.equal(mine.server.weights[name], tensor), name
@@ -82,7 +82,7 @@ def test_local_models_end_nearer_to_the_global_one_the_larger_mu_is(small: dict[
     moved = []
     for mu in (0.0, 1.0, 5.0):
         federation = federation_of("fedprox", {**small, "train": {"epochs": 3, "batch": 16, "lr": 0.05}}, mu=mu)
-        rounds = play(federation, Serial())
+        rounds = run_rounds(federation, Serial())
         next(rounds)
         before = {name: p.detach().clone() for name, p in federation.server.model.named_parameters()}
         next(rounds)
@@ -96,4 +96,4 @@ def test_the_reference_is_the_model_that_came_in_this_round(small: dict[str, Any
     """The only step of a round begins at the reference, so its distance is 0 in all rounds; a second one's is not."""
     for epochs, apart in ((1, False), (2, True)):
         federation = federation_of("fedprox", {**small, "train": {"epochs": epochs, "batch": 1000}}, mu=0.1)
-        assert [done.line["losses"]["proximity"] > 0 for done in play(federation, Serial())] == [apart] * 6
+        assert [done.line["losses"]["proximity"] > 0 for done in run_rounds(federation, Serial())] == [apart] * 6

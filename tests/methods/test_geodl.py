@@ -1,4 +1,4 @@
-"""GeoDL: the kernel of the geodesic between subspaces, and the distance under it (methods.md, section 3.6)."""
+"""GeoDL: the kernel of the geodesic between subspaces, and the distance under it."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.losses import geodesic_distance, geodesic_flow, subspace
 from holdfast.methods.geodl import GeoDL
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 
 def basis(d: int, n: int, seed: int) -> Tensor:
@@ -134,13 +134,13 @@ def test_subspaces_have_two_less_than_the_batch_and_half_the_features(images: in
 def terms(method: GeoDL, images: int, old: bool = True) -> dict[str, Tensor]:
     draw = torch.randn(40, 30, generator=torch_generator(13))
     teacher = Answers((3, 3), logits=draw[20 : 20 + images, :6], features=draw[20 : 20 + images, 8:24])
-    local: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         model=Answers((3, 3, 2), logits=draw[:images, :8], features=draw[:images, 8:24]),
         predecessor=teacher if old else None,
         registry=SimpleNamespace(growths=(3, 3, 2)),
     )
     batch: Any = SimpleNamespace(images=torch.zeros(images, 1), labels=torch.arange(images) % 8)
-    found = method.loss(local, batch)
+    found = method.loss(context, batch)
     torch.testing.assert_close(found["classification"], F.cross_entropy(draw[:images, :8], batch.labels))
     if "geodesic" in found and method.strength:
         distance = method.distance(draw[:images, 8:24], draw[20 : 20 + images, 8:24])
@@ -178,7 +178,7 @@ def test_images_that_are_alike_or_have_no_feature_stay_finite() -> None:
 def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str, Any]) -> None:
     plan = {**small["plan"], "partition": "dirichlet:0.3", "selected": 5, "move_on": 0.5, "zo_data": "memory"}
     federation = federation_of("geodl", {**small, "plan": plan, "train": {"epochs": 1, "batch": 5}})
-    lines = [done.line for done in play(federation, Serial())]
+    lines = [done.line for done in run_rounds(federation, Serial())]
     assert "geodesic" not in lines[0]["losses"]
     assert all(0 < line["losses"]["geodesic"] < 10 * math.sqrt(2) * 2 for line in lines[2:])
 
@@ -186,11 +186,11 @@ def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str,
 def test_a_rate_that_is_too_high_is_answered_in_one_sentence(small: dict[str, Any]) -> None:
     """Features that are no longer finite have no decomposition; that must not be an error of its own."""
     federation = federation_of("geodl", {**small, "train": {"epochs": 2, "batch": 4}})
-    rounds = play(federation, Serial())
+    rounds = run_rounds(federation, Serial())
     next(rounds)
     next(rounds)
-    training = federation.world.training
+    training = federation.enrolment.training
     wild = replace(training, optimiser=replace(training.optimiser, lr=1e30))
-    federation.world = replace(federation.world, training=wild)
+    federation.enrolment = replace(federation.enrolment, training=wild)
     with pytest.raises(HoldfastError, match="no longer finite"):
-        list(play(federation, Serial(), start=2))
+        list(run_rounds(federation, Serial(), start=2))

@@ -1,4 +1,4 @@
-"""GLFC: two groups of samples, halves of two losses, and a proxy without augmentation (methods.md, section 3.10)."""
+"""GLFC: two groups of samples, halves of two losses, and a proxy without augmentation."""
 
 import math
 from functools import partial
@@ -15,9 +15,9 @@ from holdfast.engines.serial import Serial
 from holdfast.methods.glfc import GLFC
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.transform import Transform
-from holdfast.proxy.selectors import Prototype, PrototypeProxy, ProxyHome
+from holdfast.proxy.prototype_server import Prototype, PrototypeServer, SelectorSetup, build_selector
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 quick_federation = partial(federation_of, "glfc", iterations=3, perturb_steps=2, detector="oracle")
 LOGITS = torch.randn(9, 5, generator=torch_generator(1), dtype=torch.float64)
@@ -27,7 +27,7 @@ TEACHER = torch.randn(9, 3, generator=torch_generator(2), dtype=torch.float64)
 
 def client(
     logits: Tensor = LOGITS, teacher: Tensor | None = TEACHER, kept: tuple[int, ...] = (0, 2)
-) -> Any:  # what `loss` needs of a Local
+) -> Any:  # what `loss` needs of a ClientContext
     return SimpleNamespace(
         model=Answers(logits=logits),
         teacher=None if teacher is None else Answers(logits=teacher),
@@ -130,11 +130,11 @@ def test_a_saturated_group_and_single_images_stay_finite() -> None:
 
 
 def test_the_proxys_score_is_plain_accuracy_on_the_prototypes() -> None:
-    home = ProxyHome(
+    home = SelectorSetup(
         ModelSpec("convnet", "group", 16), Transform((0.5,) * 3, (0.25,) * 3, False), 6, 0, torch.device("cpu")
     )
-    proxy = GLFC().build_proxy(home)
-    assert isinstance(proxy, PrototypeProxy)
+    proxy = build_selector(GLFC(), home)
+    assert isinstance(proxy, PrototypeServer)
     assert (proxy.settings.augmented, proxy.settings.select, proxy.settings.snapshots) == (0, True, 1)
     model = GLFC().build_model(home.spec, torch_generator(4)).eval()
     for classes in (3, 3):
@@ -151,7 +151,7 @@ def test_the_proxys_score_is_plain_accuracy_on_the_prototypes() -> None:
 def test_every_task_has_a_best_model_of_its_own(small: dict[str, Any]) -> None:
     """As published the best score is never reset; here a later task may choose again."""
     federation = quick_federation(small)
-    lines = [done.line for done in play(federation, Serial())]
+    lines = [done.line for done in run_rounds(federation, Serial())]
     assert all(line["bytes"]["proxy"]["shares"] > 0 for line in lines[::2])  # the first round of each task
     assert lines[2]["bytes"]["proxy"]["teachers"] > 0 == lines[0]["bytes"]["proxy"]["teachers"]
     for task in range(3):

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from holdfast.methods.herding import herd, quota
+from holdfast.client.memory import quota
+from holdfast.methods.herding import herd
 from holdfast.seeding import torch_generator
 
 

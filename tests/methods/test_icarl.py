@@ -1,4 +1,4 @@
-"""iCaRL: facts of its loss, its exemplars and its nearest mean (methods.md, section 3.2)."""
+"""iCaRL: facts of its loss, its exemplars and its nearest mean."""
 
 import math
 from dataclasses import replace
@@ -22,15 +22,15 @@ from holdfast.methods.shared import NearestMean, class_means, class_sums
 from holdfast.models.incremental import IncrementalModel
 from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import play
+from holdfast.simulation.rounds import run_rounds
 
 
 def loss_of(logits: Tensor, labels: Tensor, teacher: Tensor | None) -> Tensor:
-    local: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         model=Answers(logits=logits), predecessor=None if teacher is None else Answers(logits=teacher)
     )
     batch: Any = SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels)
-    [(_, value)] = ICaRL().loss(local, batch).items()
+    [(_, value)] = ICaRL().loss(context, batch).items()
     return value
 
 
@@ -119,16 +119,16 @@ def test_herding_follows_the_official_recursion_on_unit_features() -> None:
 @pytest.mark.parametrize("flip", [False, True])
 def test_class_sums_add_unit_features_of_images_and_their_mirror_images(small: dict[str, Any], flip: bool) -> None:
     federation = grown_federation("icarl", small, (3,), inference="nme")
-    federation.world = replace(federation.world, transform=replace(federation.world.transform, flip=flip))
-    rows = federation.world.train.by_class
-    local = client_of(federation, (2,), {0: rows[0][:4], 2: rows[2][:3]})
-    found = ICaRL(inference="nme").finish_task(local).tensors
+    federation.enrolment = replace(federation.enrolment, transform=replace(federation.enrolment.transform, flip=flip))
+    rows = federation.data.train.by_class
+    context = client_of(federation, (2,), {0: rows[0][:4], 2: rows[2][:3]})
+    found = ICaRL(inference="nme").finish_task(context).tensors
     assert found["counts"].tolist() == [4, 0, 3]
-    model = local.model.eval()
+    model = context.model.eval()
     for c, count in ((0, 4), (1, 0), (2, 3)):
         total = torch.zeros(model.features, dtype=torch.float64)
         for row in rows[c][:count]:
-            image = federation.world.transform.plain(federation.world.train.images[row][None])
+            image = federation.enrolment.transform.plain(federation.data.train.images[row][None])
             for seen in [image, torch.from_numpy(image.numpy()[..., ::-1].copy())][: 1 + flip]:
                 feature = model(seen).features[0].detach().double()
                 total += feature / feature.norm()
@@ -194,15 +194,15 @@ def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last
     taught: dict[int, list[dict[str, Tensor]]] = {0: [], 1: [], 2: []}
 
     class Watching(ICaRL):
-        def loss(self, local: Any, batch: Any) -> Any:
-            if local.predecessor is not None:
-                weights = {name: t.clone() for name, t in local.predecessor.state_dict().items()}
-                taught[federation.world.plan.task_of_round(local.job.round)].append(weights)
-            return super().loss(local, batch)
+        def loss(self, context: Any, batch: Any) -> Any:
+            if context.predecessor is not None:
+                weights = {name: t.clone() for name, t in context.predecessor.state_dict().items()}
+                taught[federation.plan.task_of_round(context.job.round_index)].append(weights)
+            return super().loss(context, batch)
 
-    federation.world = replace(federation.world, method=Watching(inference="nme"))
-    for done in play(federation, Serial()):
-        if federation.world.plan.ends_task(done.line["round"] - 1):
+    federation.method = Watching(inference="nme")
+    for done in run_rounds(federation, Serial()):
+        if federation.plan.ends_task(done.line["round"] - 1):
             ends.append({name: t.clone() for name, t in federation.server.weights.items()})
     assert not taught[0]
     for task in (1, 2):
@@ -210,12 +210,14 @@ def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last
         for weights in taught[task]:
             assert set(weights) == set(ends[task - 1])
             assert all(torch.equal(weights[name], tensor) for name, tensor in ends[task - 1].items())
-    model, world = federation.server.model.eval(), federation.world
+    model, fed = federation.server.model.eval(), federation
     sums = torch.zeros(6, model.features, dtype=torch.float64)
-    for client in world.plan.selected[-1]:
-        for c, rows in federation.population.state(client).memory.items():
-            features = model(world.transform.plain(world.train.images[rows.long()])).features.detach().double()
-            position = federation.server.registry.position[world.classes[c]]
+    for client in fed.plan.selected[-1]:
+        for name, rows in federation.population.state(client).memory.items():
+            features = (
+                model(fed.enrolment.transform.plain(fed.data.train.images[rows.long()])).features.detach().double()
+            )
+            position = federation.server.registry.position[name]
             sums[position] += F.normalize(features, dim=1).sum(dim=0)
     told = sums.any(dim=1)
     assert told.any()
@@ -223,15 +225,15 @@ def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last
 
 
 def test_means_are_asked_for_at_the_end_of_a_task_and_only_where_they_answer(small: dict[str, Any]) -> None:
-    assert not ICaRL().visits("finish")
+    assert not ICaRL().collects_extras("finish")
     nearest = ICaRL(inference="nme")
-    assert nearest.visits("finish")
-    assert not nearest.visits("begin")
+    assert nearest.collects_extras("finish")
+    assert not nearest.collects_extras("begin")
     assert nearest.fixed(model_of(nearest, IncrementalModel, (2, 1))) == {"notes.0.mean", "notes.1.mean"}
     sent = [
         [
             done.line["bytes"]["server"]["extras"]
-            for done in play(federation_of("icarl", small, inference=how), Serial())
+            for done in run_rounds(federation_of("icarl", small, inference=how), Serial())
         ]
         for how in ("head", "nme")
     ]
@@ -242,4 +244,4 @@ def test_means_are_asked_for_at_the_end_of_a_task_and_only_where_they_answer(sma
 @pytest.mark.parametrize("memory", [0, 1])
 def test_clients_with_hardly_any_memory_take_part(small: dict[str, Any], memory: int) -> None:
     federation = federation_of("icarl", {**small, "plan": {**small["plan"], "memory": memory}}, inference="nme")
-    assert math.isfinite([done.line for done in play(federation, Serial())][-1]["losses"]["classification"])
+    assert math.isfinite([done.line for done in run_rounds(federation, Serial())][-1]["losses"]["classification"])

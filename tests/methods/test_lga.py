@@ -1,6 +1,5 @@
 """LGA's losses as a method uses them, its teachers, its prototypes and its switches."""
 
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -11,32 +10,35 @@ import torch.nn.functional as F
 from clients import Answers, federation_of
 from torch import Tensor
 
-from holdfast.client.prototypes import Perturbation, nearest_to_mean
+from holdfast.client.prototypes import nearest_to_mean
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.methods.lga import LGA, LGAPaper
+from holdfast.methods.roles import Perturbation, PrototypeSharing
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.transform import Transform
-from holdfast.proxy.selectors import AnyRound, PrototypeProxy, ProxyHome
+from holdfast.proxy.prototype_server import PrototypeServer, SelectorSetup, build_selector
+from holdfast.proxy.selectors import RandomModelSelector
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 quick_federation = partial(federation_of, "lga", iterations=3, perturb_steps=2)
 
 
 def played(federation: Federation) -> list[dict[str, Any]]:
-    return [done.line for done in play(federation, Serial())]
+    return [done.line for done in run_rounds(federation, Serial())]
 
 
 def terms(method: LGA, old: int, new: int, teacher: Tensor | None, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    local: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         model=Answers(logits=logits),
         teacher=None if teacher is None else Answers(logits=teacher),
         class_counts=(old, new),
         growth_of=torch.tensor([0, 0, 1, 1]),
     )
     batch: Any = SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels)
-    return method.loss(local, batch)
+    return method.loss(context, batch)
 
 
 LOGITS = torch.randn(10, 4, generator=torch_generator(1), dtype=torch.float64)
@@ -118,7 +120,7 @@ def test_the_readings_differ_in_their_distillation() -> None:
 
 
 def test_without_its_parts_it_is_federated_averaging_with_replay(small: dict[str, Any]) -> None:
-    """methods.md: gamma2 = 0 with CBL off is FedAvg with replay."""
+    """With gamma2 = 0 and without CBL, LGA is FedAvg with replay."""
     bare = quick_federation(small, form="softmax", gamma2=0.0, cbl=False, psr=False)
     lines = played(bare)
     replay = federation_of("fedavg", small, replay=True)
@@ -138,21 +140,21 @@ def test_the_nearest_image_is_found_by_brute_force() -> None:
 
 def test_a_client_distils_from_the_growth_before_the_last_it_has_noticed(small: dict[str, Any]) -> None:
     federation = quick_federation(small, detector="oracle")
-    plan = federation.world.plan
+    plan = federation.plan
     used: list[tuple[int, int, int | None]] = []
     loss = LGA.loss
 
     class Watching(LGA):
-        def loss(self, local: Any, batch: Any) -> Any:
-            width = None if local.teacher is None else len(local.teacher.growths)
-            used.append((local.job.round, local.state.client, width))
-            return loss(self, local, batch)
+        def loss(self, context: Any, batch: Any) -> Any:
+            width = None if context.teacher is None else len(context.teacher.growths)
+            used.append((context.job.round_index, context.state.client, width))
+            return loss(self, context, batch)
 
-    federation.world = replace(federation.world, method=Watching(detector="oracle", iterations=3, perturb_steps=2))
+    federation.method = Watching(detector="oracle", iterations=3, perturb_steps=2)
     played(federation)
     assert used
     for number, client, width in used:
-        noticed = [a for a in plan.arrivals[client] if a.round <= number and a.classes]
+        noticed = [a for a in plan.arrivals[client] if a.round_index <= number and a.classes]
         task = next(t for t, classes in enumerate(plan.tasks) if noticed[-1].classes[0] in classes)
         current = plan.task_of_round(number)
         expected = min(task, current) or None  # the teacher of growth g knows growths 0 to g - 1
@@ -166,20 +168,20 @@ def test_prototypes_are_shared_once_in_the_round_they_are_noticed(small: dict[st
         {**small, "plan": {**small["plan"], "growth": growth, "rounds": 3}}, detector="oracle"
     )
     lines = played(federation)
-    plan, each = federation.world.plan, None
+    plan, each = federation.plan, None
     for number, line in enumerate(lines):
         sent = line["bytes"]["proxy"]["shares"]
-        new = [c for c in plan.selected[number] if plan.arrivals[c][plan.current(c, number)].round == number]
+        new = [c for c in plan.selected[number] if plan.arrivals[c][plan.current(c, number)].round_index == number]
         classes = sum(len(plan.arrivals[c][plan.current(c, number)].classes) for c in new)
         if growth == "schedule":
             assert bool(sent) == bool(classes)
             each = sent // classes if classes and each is None else each
             assert sent == (each or 0) * classes
     assert any(line["bytes"]["proxy"]["shares"] for line in lines)
-    labels = [p.label for pool in federation.proxy.pools.values() for p in pool]  # type: ignore[attr-defined]
+    labels = [p.label for pool in federation.selector.pools.values() for p in pool]  # type: ignore[attr-defined]
     assert set(labels) <= set(range(6))
-    assert set(federation.proxy.pools) == {0, 1, 2}  # type: ignore[attr-defined]
-    assert any("prototype.rows" in state.notes for state in federation.population.states.values())
+    assert set(federation.selector.pools) == {0, 1, 2}  # type: ignore[attr-defined]
+    assert any("prototype.ids" in state.notes for state in federation.population.states.values())
 
 
 def test_late_shares_enlarge_the_pool(small: dict[str, Any]) -> None:
@@ -201,7 +203,7 @@ def test_every_ablation_is_named(switch: str) -> None:
     assert LGA(**{switch: False}).label == f"lga w/o {switch}"
 
 
-HOME = ProxyHome(
+HOME = SelectorSetup(
     ModelSpec("convnet", "batch", 16), Transform((0.5,) * 3, (0.25,) * 3, False), 6, 7, torch.device("cpu")
 )
 REACHING: list[tuple[dict[str, Any], str, object]] = [
@@ -221,20 +223,20 @@ REACHING: list[tuple[dict[str, Any], str, object]] = [
 
 @pytest.mark.parametrize(("option", "field", "value"), REACHING, ids=str)
 def test_what_is_set_reaches_the_proxy(option: dict[str, Any], field: str, value: object) -> None:
-    set_, plain = (LGA(**one).build_proxy(HOME) for one in (option, {}))
-    assert isinstance(set_, PrototypeProxy)
-    assert isinstance(plain, PrototypeProxy)
+    set_, plain = (build_selector(LGA(**one), HOME) for one in (option, {}))
+    assert isinstance(set_, PrototypeServer)
+    assert isinstance(plain, PrototypeServer)
     assert getattr(set_.settings, field) == value
     assert getattr(plain.settings, field) != value
 
 
-def test_what_is_set_reaches_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.methods.lga.share_prototypes", lambda local, perturbation: (local, perturbation))
-    nobody: Any = None
-    assert LGA(latent_noise=0.3, perturb_steps=7, perturb_rate=0.2).share(nobody)[1] == Perturbation(0.3, 7, 0.2)
-    assert LGA(npb=False).share(nobody)[1] is None
-    assert LGA(psr=False).share(SimpleNamespace(state="as it was"))[:2] == ("as it was", ())  # type: ignore[arg-type]
-    assert isinstance(LGA(psr=False).build_proxy(HOME), AnyRound)
+def test_what_is_set_reaches_the_clients() -> None:
+    set_ = LGA(latent_noise=0.3, perturb_steps=7, perturb_rate=0.2)
+    assert set_.prototypes() == PrototypeSharing(Perturbation(0.3, 7, 0.2))
+    assert LGA(npb=False).prototypes() == PrototypeSharing(None)
+    assert LGA(npb=False, shares="when_selected").prototypes() == PrototypeSharing(None, late=True)
+    assert LGA(psr=False).prototypes() is None
+    assert isinstance(build_selector(LGA(psr=False), HOME), RandomModelSelector)
     assert [LGA(observed=how).observes_augmented for how in ("plain", "augmented")] == [False, True]  # type: ignore[arg-type]
 
 

@@ -9,8 +9,8 @@ import torch
 from clients import client_of, grown_federation
 
 from holdfast.methods.base import BCE
-from holdfast.methods.context import Preset
 from holdfast.methods.lga_code import LGACode, cumulative_weights, drops_in_round
+from holdfast.protocol.enrolment import Preset
 from holdfast.seeding import torch_generator
 
 
@@ -53,9 +53,9 @@ def test_the_first_task_weighs_everything_alike() -> None:
 
 def test_the_jumping_rate_is_what_a_client_trains_with(small: dict[str, Any]) -> None:
     """Round 6 of ten has none of the milestones, so the rate is the first one again; ordinary steps would have 0.2."""
-    local = client_of(grown_federation("lga_code", small, (3, 3)), (3,), {}, epochs=20)
-    local.job = replace(local.job, progress=0.6, step=0.1)
-    [stage] = LGACode().stages(local)
+    context = client_of(grown_federation("lga_code", small, (3, 3)), (3,), {}, epochs=20)
+    context.job = replace(context.job, progress=0.6, step=0.1)
+    [stage] = LGACode().stages(context)
     assert {stage.rate(epoch) for epoch in range(20)} == {1.0}
 
 

@@ -1,4 +1,4 @@
-"""PODNet: facts of its losses and of what it trains (methods.md, section 3.4); see also test_podnet_proxies.py."""
+"""PODNet: facts of its losses and of what it trains; see also test_podnet_proxies.py."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from holdfast.losses import nca, pod_flat, pod_spatial
 from holdfast.methods.podnet import PODNet
 from holdfast.models.heads import ProxyModel
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation
+from holdfast.simulation.federation import Federation
 
 
 @pytest.fixture
@@ -153,10 +153,10 @@ def terms(growths: tuple[int, ...], taught: bool, **method: Any) -> dict[str, Te
     model = model_of(PODNet(), ProxyModel, ())
     model.forward = answers.forward  # type: ignore[method-assign]
     model.log_scale.data.fill_(math.log(2.5))
-    local: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         model=model, predecessor=teacher if taught else None, registry=SimpleNamespace(growths=growths)
     )
-    return PODNet(**method).loss(local, SimpleNamespace(images=torch.zeros(12, 1), labels=LABELS))  # type: ignore[arg-type]
+    return PODNet(**method).loss(context, SimpleNamespace(images=torch.zeros(12, 1), labels=LABELS))  # type: ignore[arg-type]
 
 
 def test_the_first_task_is_classification_of_scaled_scores_alone() -> None:
@@ -178,9 +178,9 @@ def test_distillation_grows_with_the_root_of_all_classes_over_new_ones(growths: 
 
 
 def test_identical_models_make_both_distillations_zero(grown: Federation) -> None:
-    local = client_of(grown, (3, 4), {})
-    local.predecessor = local.model.eval()
-    found = PODNet().loss(local, next(local.batches(local.data, 0)))
+    context = client_of(grown, (3, 4), {})
+    context.predecessor = context.model.eval()
+    found = PODNet().loss(context, next(context.batches(context.data, 0)))
     assert float(found["spatial"].detach()) == pytest.approx(0, abs=1e-6)
     assert float(found["flat"].detach()) == pytest.approx(0, abs=1e-5)
 
@@ -192,29 +192,29 @@ def test_it_is_optimised_as_published() -> None:
 
 
 def test_no_parameter_moves_by_more_than_the_clamp_times_the_rate(grown: Federation) -> None:
-    plain = replace(grown.world.training.optimiser, weight_decay=0.0)
-    local = client_of(grown, (3, 4), {}, epochs=1, batch=1000, optimiser=plain)
-    before = [p.detach().clone() for p in local.model.parameters()]
-    [stage] = PODNet(clamp=1e-3).stages(local)
-    train(PODNet(), local, stage, {})
-    moved = [float((p.detach() - was).abs().max()) for p, was in zip(local.model.parameters(), before, strict=True)]
+    plain = replace(grown.enrolment.training.optimiser, weight_decay=0.0)
+    context = client_of(grown, (3, 4), {}, epochs=1, batch=1000, optimiser=plain)
+    before = [p.detach().clone() for p in context.model.parameters()]
+    [stage] = PODNet(clamp=1e-3).stages(context)
+    train(PODNet(), context, stage, {})
+    moved = [float((p.detach() - was).abs().max()) for p, was in zip(context.model.parameters(), before, strict=True)]
     assert max(moved) == pytest.approx(0.1 * 1e-3, rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["podnet", "afc"])
 def test_the_server_has_the_means_that_nearest_answers_want(small: dict[str, Any], name: str) -> None:
     federation = grown_federation(name, small, (3, 3), inference="nme", tune_epochs=0)
-    method, model, rows = federation.world.method, federation.server.model, federation.world.train.by_class
+    method, model, rows = federation.method, federation.server.model, federation.data.train.by_class
     sent = [method.finish_task(client_of(federation, (3,), {c: rows[c][:4]})) for c in (0, 3)]
     method.merge(model, [one for one in sent if one], 0, 0)
     assert model.noted("mean").norm(dim=1).tolist() == pytest.approx([1, 0, 0, 1, 0, 0])
 
 
 def test_old_proxies_are_frozen_and_gradients_clamped_in_the_main_phase(grown: Federation) -> None:
-    local = client_of(grown, (3, 4), {})
-    [stage] = PODNet().stages(local)
+    context = client_of(grown, (3, 4), {})
+    [stage] = PODNet().stages(context)
     assert stage.clamp == 5.0
-    trained = {name for name, p in local.model.named_parameters() if p.requires_grad}
-    every = {name for name, _ in local.model.named_parameters()}
+    trained = {name for name, p in context.model.named_parameters() if p.requires_grad}
+    every = {name for name, _ in context.model.named_parameters()}
     assert every - trained == {"blocks.0.weight"}
-    assert PODNet().fixed(local.model) == {"blocks.0.weight"}
+    assert PODNet().fixed(context.model) == {"blocks.0.weight"}

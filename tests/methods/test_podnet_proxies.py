@@ -1,7 +1,6 @@
-"""PODNet's proxies: how near they are, where they begin and how they are tuned (methods.md, section 3.4)."""
+"""PODNet's proxies: how near they are, where they begin and how they are tuned."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,8 @@ from holdfast.methods.shared import place_proxies, tuned_classifier
 from holdfast.models.heads import PROXIES, ProxyBlock, ProxyModel
 from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_new_proxies_surround_the_mean_over_all_clients_and_are_as_long_as_the_o
     rng = torch_generator(8)
     a, b = (torch.randn(7, model.features, generator=rng) for _ in range(2))
     a[6] = b[6] = b[5] = 0
-    place_proxies(model, [sums_of(a, [1] * 6 + [0]), sums_of(b, [2] * 5 + [0, 0])], seed=3, number=9)
+    place_proxies(model, [sums_of(a, [1] * 6 + [0]), sums_of(b, [2] * 5 + [0, 0])], seed=3, round_index=9)
     old, newest = model.proxies[:2], model.proxies[2].detach()
     assert all(torch.equal(weight, was) for weight, was in zip(old, before, strict=False))
     for place, mean in ((0, a[4] + b[4]), (1, a[5])):
@@ -73,7 +73,7 @@ def test_all_clients_get_the_same_proxies_and_they_depend_on_the_seed() -> None:
     for seed in (1, 1, 2):
         model = model_of(PODNet(), ProxyModel, (2,))
         sums = torch.randn(2, model.features, generator=torch_generator(9))
-        place_proxies(model, [sums_of(sums, [3, 3])], seed=seed, number=0)
+        place_proxies(model, [sums_of(sums, [3, 3])], seed=seed, round_index=0)
         found.append(model.proxies[0].detach().clone())
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
@@ -84,12 +84,12 @@ def test_all_clients_get_the_same_proxies_and_they_depend_on_the_seed() -> None:
 
 
 def test_clients_tell_of_their_data_under_the_broadcast_model_and_stayers_of_nothing(grown: Federation) -> None:
-    rows, world = grown.world.train.by_class, grown.world
-    local = client_of(grown, (3, 5), {0: rows[0][:4]})
-    found = PODNet().begin_task(local).tensors
+    rows, fed = grown.data.train.by_class, grown
+    context = client_of(grown, (3, 5), {0: rows[0][:4]})
+    found = PODNet().begin_task(context).tensors
     assert found["counts"].tolist() == [0, 0, 0, 12, 0, 12]
     with torch.no_grad():
-        features = local.model.eval()(world.transform.plain(world.train.images[rows[5]])).features.double()
+        features = context.model.eval()(fed.enrolment.transform.plain(fed.data.train.images[rows[5]])).features.double()
     expected = torch.stack([f / f.norm() for f in features]).sum(dim=0)
     torch.testing.assert_close(found["sums"][5].double(), expected, rtol=1e-4, atol=1e-5)
     stayer = PODNet().begin_task(client_of(grown, (), {0: rows[0][:4]})).tensors
@@ -99,34 +99,34 @@ def test_clients_tell_of_their_data_under_the_broadcast_model_and_stayers_of_not
 
 def test_one_step_of_fine_tuning_by_hand(grown: Federation) -> None:
     """All proxies go down the slope at rate 0.05; nothing else moves, statistics included."""
-    rows = grown.world.train.by_class
-    local = client_of(grown, (3,), {c: rows[c][:2] for c in (0, 1, 3)}, batch=16)
-    assert isinstance(local.model, ProxyModel)
-    local.model.log_scale.data.fill_(0.7)
-    batch = next(local.batches(local.exemplars, 0))
-    before = {name: tensor.clone() for name, tensor in local.model.state_dict().items()}
-    local.model.eval()
-    scores = local.model.classify(local.model(batch.images).features.detach())
-    slopes = torch.autograd.grad(nca(math.exp(0.7) * scores, batch.labels), local.model.proxies)
-    tuned = tuned_classifier(local, epochs=1, rate=0.05)
+    rows = grown.data.train.by_class
+    context = client_of(grown, (3,), {c: rows[c][:2] for c in (0, 1, 3)}, batch=16)
+    assert isinstance(context.model, ProxyModel)
+    context.model.log_scale.data.fill_(0.7)
+    batch = next(context.batches(context.exemplars, 0))
+    before = {name: tensor.clone() for name, tensor in context.model.state_dict().items()}
+    context.model.eval()
+    scores = context.model.classify(context.model(batch.images).features.detach())
+    slopes = torch.autograd.grad(nca(math.exp(0.7) * scores, batch.labels), context.model.proxies)
+    tuned = tuned_classifier(context, epochs=1, rate=0.05)
     assert set(tuned) == {"blocks.0.weight", "blocks.1.weight"}
     for i, slope in enumerate(slopes):
         assert bool(slope.any())
         torch.testing.assert_close(tuned[f"blocks.{i}.weight"], before[f"blocks.{i}.weight"] - 0.05 * slope)
-    changed = {name for name, tensor in local.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {name for name, tensor in context.model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == set(tuned)
 
 
 def test_fine_tuning_lowers_the_loss_and_the_server_weights_by_exemplars(grown: Federation) -> None:
-    rows, method = grown.world.train.by_class, PODNet(tune_epochs=4)
+    rows, method = grown.data.train.by_class, PODNet(tune_epochs=4)
     extras = []
     for memory in ({0: rows[0][:6], 3: rows[3][:6]}, {1: rows[1][:1], 4: rows[4][:2]}):
-        local = client_of(grown, (3,), memory)
-        images = local.world.transform.plain(local.world.train.images[local.exemplars])
-        labels = local.labels_of(local.exemplars)
-        before = nca(local.model.eval()(images).logits, labels).detach()
-        sent = method.finish_task(local)
-        assert float(nca(local.model(images).logits, labels).detach()) < float(before)
+        context = client_of(grown, (3,), memory)
+        images = context.transform.plain(context.images.pixels(context.exemplars))
+        labels = context.labels_of(context.exemplars)
+        before = nca(context.model.eval()(images).logits, labels).detach()
+        sent = method.finish_task(context)
+        assert float(nca(context.model(images).logits, labels).detach()) < float(before)
         assert sent is not None
         extras.append(sent)
     assert [int(e.tensors["images"]) for e in extras] == [12, 3]
@@ -139,7 +139,7 @@ def test_fine_tuning_lowers_the_loss_and_the_server_weights_by_exemplars(grown: 
 
 
 def test_without_exemplars_or_epochs_nothing_is_tuned(grown: Federation) -> None:
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     assert PODNet().finish_task(client_of(grown, (3,), {})) is None
     both = {0: rows[0][:2], 3: rows[3][:2]}
     assert PODNet(tune_epochs=0).finish_task(client_of(grown, (3,), both)) is None
@@ -147,7 +147,7 @@ def test_without_exemplars_or_epochs_nothing_is_tuned(grown: Federation) -> None
 
 
 def test_clients_with_old_or_new_exemplars_alone_tune_nothing_and_tell_their_class_sums(grown: Federation) -> None:
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     for c in (0, 3):  # a stayer, a newcomer
         assert PODNet().finish_task(client_of(grown, (3,), {c: rows[c][:4]})) is None
         sent = PODNet(inference="nme").finish_task(client_of(grown, (3,), {c: rows[c][:4]}))
@@ -158,13 +158,13 @@ def test_clients_with_old_or_new_exemplars_alone_tune_nothing_and_tell_their_cla
 
 def test_the_first_task_is_not_fine_tuned(small: dict[str, Any]) -> None:
     federation = grown_federation("podnet", small, (3,))
-    rows = federation.world.train.by_class
+    rows = federation.data.train.by_class
     assert PODNet().finish_task(client_of(federation, (0,), {0: rows[0][:2], 1: rows[1][:2]})) is None
 
 
 def test_in_a_run_old_proxies_move_only_after_a_task_and_only_they_do_then(small: dict[str, Any]) -> None:
     federation = federation_of("podnet", small, tune_epochs=1)
-    plan, server = federation.world.plan, federation.server
+    plan, server = federation.plan, federation.server
     moments: list[tuple[int, str, dict[str, Tensor]]] = []
 
     class Watching(PODNet):
@@ -178,8 +178,8 @@ def test_in_a_run_old_proxies_move_only_after_a_task_and_only_they_do_then(small
                 if when == "before":
                     super().merge(model, extras, seed, number)
 
-    federation.world = replace(federation.world, method=Watching(tune_epochs=1))
-    for done in play(federation, Serial()):
+    federation.method = Watching(tune_epochs=1)
+    for done in run_rounds(federation, Serial()):
         later = plan.task_of_round(done.line["round"] - 1) > 0
         assert (later and plan.ends_task(done.line["round"] - 1)) == any(
             number == done.line["round"] - 1 and when == "after classifier" for number, when, _ in moments

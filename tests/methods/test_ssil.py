@@ -1,4 +1,4 @@
-"""SS-IL: facts of its separated softmax, its task-wise distillation and its batches (methods.md, section 3.7)."""
+"""SS-IL: facts of its separated softmax, its task-wise distillation and its batches."""
 
 import math
 from collections import Counter
@@ -15,7 +15,8 @@ from holdfast.engines.serial import Serial
 from holdfast.losses import distillation_by_growth, separated_cross_entropy
 from holdfast.methods.ssil import SSIL
 from holdfast.seeding import torch_generator
-from holdfast.simulation.rounds import Federation, play
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 
 @pytest.fixture
@@ -27,12 +28,12 @@ def grown(small: dict[str, Any]) -> Federation:
 def terms(
     logits: Tensor, labels: Tensor, growths: tuple[int, ...], teacher: Tensor | None, **method: Any
 ) -> dict[str, Tensor]:
-    local: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         model=Answers(growths, logits=logits),
         predecessor=None if teacher is None else Answers(growths[:-1], logits=teacher),
         registry=SimpleNamespace(growths=growths),
     )
-    return SSIL(**method).loss(local, SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels))  # type: ignore[arg-type]
+    return SSIL(**method).loss(context, SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels))  # type: ignore[arg-type]
 
 
 LOGITS = 2 * torch.randn(9, 7, generator=torch_generator(1), dtype=torch.float64)
@@ -144,46 +145,46 @@ def test_memory_takes_the_first_images() -> None:
 def test_a_quarter_as_many_exemplars_join_each_batch_and_go_round(grown: Federation) -> None:
     """80 new images in batches of 16 are five batches with four exemplars each: six exemplars, each three times or
     four."""
-    rows, labels = grown.world.train.by_class, grown.world.train.labels
+    rows, labels = grown.data.train.by_class, grown.data.train.labels
     memory = {0: rows[0][:3], 2: rows[2][:3]}
-    local = client_of(grown, (4, 5), memory, batch=16)
-    batches = list(SSIL().batches(local, 0))
-    fresh = [batch.rows[labels[batch.rows] >= 4].tolist() for batch in batches]
-    kept = [batch.rows[labels[batch.rows] < 4].tolist() for batch in batches]
+    context = client_of(grown, (4, 5), memory, batch=16)
+    batches = list(SSIL().batches(context, 0))
+    fresh = [batch.ids[labels[batch.ids] >= 4].tolist() for batch in batches]
+    kept = [batch.ids[labels[batch.ids] < 4].tolist() for batch in batches]
     assert [len(part) for part in fresh] == [16] * 5
     assert [len(part) for part in kept] == [4] * 5
-    assert sorted(row for part in fresh for row in part) == sorted(local.data.tolist())
+    assert sorted(row for part in fresh for row in part) == sorted(context.data.tolist())
     times = Counter(row for part in kept for row in part)
     assert set(times) == set(torch.cat(list(memory.values())).tolist())
     assert set(times.values()) == {3, 4}
-    assert all(torch.equal(batch.labels, labels[batch.rows]) for batch in batches)
-    assert [batch.rows.tolist() for batch in SSIL().batches(local, 1)] != [batch.rows.tolist() for batch in batches]
+    assert all(torch.equal(batch.labels, labels[batch.ids]) for batch in batches)
+    assert [batch.ids.tolist() for batch in SSIL().batches(context, 1)] != [batch.ids.tolist() for batch in batches]
 
 
 def test_the_last_new_images_and_another_ratio_have_their_exemplars_too(grown: Federation) -> None:
-    rows, labels = grown.world.train.by_class, grown.world.train.labels
-    local = client_of(grown, (4,), {1: rows[1][:30]}, batch=12)
+    rows, labels = grown.data.train.by_class, grown.data.train.labels
+    context = client_of(grown, (4,), {1: rows[1][:30]}, batch=12)
     for ratio, part in ((4, 3), (2, 6), (50, 1)):
-        batches = list(SSIL(ratio=ratio).batches(local, 0))
-        assert [int((labels[batch.rows] >= 4).sum()) for batch in batches] == [12, 12, 12, 4]
-        assert [int((labels[batch.rows] < 4).sum()) for batch in batches] == [part] * 4
-        assert max(Counter(row for batch in batches for row in batch.rows.tolist()).values()) == 1
+        batches = list(SSIL(ratio=ratio).batches(context, 0))
+        assert [int((labels[batch.ids] >= 4).sum()) for batch in batches] == [12, 12, 12, 4]
+        assert [int((labels[batch.ids] < 4).sum()) for batch in batches] == [part] * 4
+        assert max(Counter(row for batch in batches for row in batch.ids.tolist()).values()) == 1
 
 
 def test_newcomers_train_on_their_data_and_stayers_on_their_memory(grown: Federation) -> None:
-    rows = grown.world.train.by_class
+    rows = grown.data.train.by_class
     newcomer = client_of(grown, (4,), {}, batch=16)
-    seen = [row for batch in SSIL().batches(newcomer, 0) for row in batch.rows.tolist()]
+    seen = [row for batch in SSIL().batches(newcomer, 0) for row in batch.ids.tolist()]
     assert sorted(seen) == rows[4].tolist()
     stayer = client_of(grown, (), {0: rows[0][:3], 1: rows[1][:2]}, batch=16)
-    seen = [row for batch in SSIL().batches(stayer, 0) for row in batch.rows.tolist()]
+    seen = [row for batch in SSIL().batches(stayer, 0) for row in batch.ids.tolist()]
     assert sorted(seen) == [*rows[0][:3].tolist(), *rows[1][:2].tolist()]
 
 
 def test_the_rate_is_divided_by_the_number_of_the_task(grown: Federation) -> None:
     """The second task: half of the cosine from 0.1, with momentum 0.9 and weight decay 1e-4."""
-    local = client_of(grown, (4,), {}, epochs=4)
-    [stage] = SSIL().stages(local)
+    context = client_of(grown, (4,), {}, epochs=4)
+    [stage] = SSIL().stages(context)
     expected = [0.1 * (1 + math.cos(math.pi * epoch / 4)) / 2 / 2 for epoch in range(4)]
     assert [stage.rate(epoch) for epoch in range(4)] == pytest.approx(expected)
     [group] = stage.optimiser.param_groups
@@ -195,14 +196,14 @@ def test_the_rate_is_divided_by_the_number_of_the_task(grown: Federation) -> Non
 
 def test_in_a_run_memories_hold_first_images_and_the_first_task_is_not_distilled(small: dict[str, Any]) -> None:
     federation = federation_of("ssil", small)
-    lines = [done.line for done in play(federation, Serial())]
+    lines = [done.line for done in run_rounds(federation, Serial())]
     assert [set(line["losses"]) for line in lines[:2]] == [{"classification"}] * 2
     assert all(set(line["losses"]) == {"classification", "distillation"} for line in lines[2:])
     kept = [
-        (c, rows.tolist())
-        for client in range(len(federation.world.plan.arrivals))
-        for c, rows in federation.population.state(client).memory.items()
+        (name, rows.tolist())
+        for client in range(len(federation.plan.arrivals))
+        for name, rows in federation.population.state(client).memory.items()
     ]
     assert kept
-    for c, rows in kept:
-        assert rows == federation.world.train.by_class[c][: len(rows)].tolist()
+    for name, rows in kept:
+        assert rows == federation.data.train.by_class[federation.data.classes.index(name)][: len(rows)].tolist()

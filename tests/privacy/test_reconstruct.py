@@ -22,7 +22,7 @@ def rosenbrock(points: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]
 def test_the_minimiser_finds_known_minima() -> None:
     start = 2 * torch.randn(8, 4, generator=torch_generator(1), dtype=torch.float64)
     [points], values = minimise(rosenbrock, start, iterations=200)
-    solved = values < 1e-12  # Rosenbrock's function has a second, local minimum near (-1, 1, 1, 1)
+    solved = values < 1e-12  # Rosenbrock's function has a second, context minimum near (-1, 1, 1, 1)
     assert solved.sum() >= 5
     torch.testing.assert_close(points[solved], torch.ones_like(points[solved]))
     assert (rosenbrock(points)[1].abs().amax(dim=1) < 1e-4).all()

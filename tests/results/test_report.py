@@ -44,7 +44,7 @@ LGA = {"name": "lga", "iterations": 2, "perturb_steps": 1}
 EVIL = ("<img src=x onerror=alert(1)>", "<svg onload=alert(2)>", f"&amp;\"'<b>{'all_the_birds_of_the_valley_' * 3}")
 
 
-def play(folder: Path, seed: int, method: dict[str, Any], tasks: int = 3) -> Path:
+def run_rounds(folder: Path, seed: int, method: dict[str, Any], tasks: int = 3) -> Path:
     settings = {**SMALL, "plan": {**SMALL["plan"], "tasks": tasks}, "seed": seed, "method": method}
     return run_to_folder(load_config(settings), folder).folder
 
@@ -54,8 +54,8 @@ def several(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """A folder with two seeds of two methods."""
     where = tmp_path_factory.mktemp("several")
     for seed in (1, 2):
-        play(where / f"a-fedavg-{seed}", seed, {"name": "fedavg"})
-        play(where / f"b-lga-{seed}", seed, LGA)
+        run_rounds(where / f"a-fedavg-{seed}", seed, {"name": "fedavg"})
+        run_rounds(where / f"b-lga-{seed}", seed, LGA)
     return where
 
 
@@ -420,7 +420,7 @@ def test_who_is_told_of_new_classes_has_no_detector(several: Path, tmp_path: Pat
 
 def test_runs_of_different_numbers_of_tasks(run: Path, tmp_path: Path) -> None:
     """As in a folder in which somebody keeps everything."""
-    play(tmp_path / "two", 1, {"name": "fedavg"}, tasks=2)
+    run_rounds(tmp_path / "two", 1, {"name": "fedavg"}, tasks=2)
     page = Page(written(tmp_path / "report.html", run, tmp_path / "two"))
     assert len([word for word in page.headings if ", seed 1" in word]) == 2
 
@@ -436,7 +436,7 @@ def test_runs_on_different_data_sets(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_single_task_has_nothing_to_forget(tmp_path: Path) -> None:
-    page = Page(written(tmp_path / "report.html", play(tmp_path / "run", 1, {"name": "fedavg"}, tasks=1)))
+    page = Page(written(tmp_path / "report.html", run_rounds(tmp_path / "run", 1, {"name": "fedavg"}, tasks=1)))
     assert "Forgetting" not in page.headings
     assert "; 1 task, 6 classes." in " ".join(page.words)
     assert "Confusion matrix at the end" in page.headings

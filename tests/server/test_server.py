@@ -1,22 +1,15 @@
-"""Averaging, growing, evaluating."""
-
-from functools import partial
+"""Averaging, growing, listening, and what the server sends."""
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import confusion_matrix
 
-from holdfast.data.images import Images, ImageSet
 from holdfast.methods import METHODS
 from holdfast.models.incremental import ModelSpec
-from holdfast.models.passes import one_pass
-from holdfast.models.transform import Transform
-from holdfast.protocol.messages import Reply
+from holdfast.protocol.messages import Announcement, Reply
 from holdfast.seeding import torch_generator
-from holdfast.server.server import Server, average
-
-PLAIN = Transform((0.0,) * 3, (1.0,) * 3, flip=False)
+from holdfast.server.aggregation import average
+from holdfast.server.server import Server
 
 
 def reply(seed: int, samples: int = 1) -> Reply:
@@ -24,9 +17,9 @@ def reply(seed: int, samples: int = 1) -> Reply:
     return Reply(weights, samples)
 
 
-def server() -> Server:
+def server(weighting: str = "uniform") -> Server:
     method = METHODS["fedavg"]()
-    return Server(method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(0)), seed=0)
+    return Server(method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(0)), 0, weighting)
 
 
 def test_mean_in_float64_and_counters_copied() -> None:
@@ -48,18 +41,20 @@ def test_equal_clients_equal_one_to_the_bit(clients: int, weighting: str) -> Non
     assert torch.equal(merged["w"], reply(1).weights["w"])
 
 
-def test_nobody_trained_leaves_the_model_alone() -> None:
-    host = server()
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_nobody_trained_leaves_the_model_alone(weighting: str) -> None:
+    host = server(weighting)
     host.grow(("a",))
     before = {name: tensor.clone() for name, tensor in host.weights.items()}
-    host.aggregate([Reply(), Reply()], "uniform")
+    host.aggregate([Reply(), Reply()])
     assert all(torch.equal(before[name], tensor) for name, tensor in host.weights.items())
 
 
-def test_who_did_not_train_is_left_out_of_the_mean() -> None:
-    host = server()
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_who_did_not_train_is_left_out_of_the_mean(weighting: str) -> None:
+    host = server(weighting)
     weights = {name: tensor + 1 for name, tensor in host.weights.items()}
-    host.aggregate([Reply(), Reply(weights, 5)], "uniform")
+    host.aggregate([Reply(), Reply(weights, 5)])
     assert all(torch.equal(weights[name], tensor) for name, tensor in host.weights.items())
 
 
@@ -75,41 +70,36 @@ def test_growth_gives_names_positions_and_remembers_when() -> None:
     assert host.model.growths == [2, 1]
 
 
-def scores(host: Server, test: ImageSet, rows: torch.Tensor) -> torch.Tensor:
-    return one_pass(host.model, test, PLAIN, rows, lambda pixels: host.model(pixels).logits)
-
-
-def test_confusion_equals_scikit_learn_and_asks_only_among_seen_classes() -> None:
+def test_growth_ignores_what_is_known_and_remembers_its_round() -> None:
     host = server()
-    host.grow(("d", "c", "b", "a"))  # head order is not the data set's order
-    images = torch.randint(0, 256, (40, 3, 16, 16), dtype=torch.uint8, generator=torch_generator(1))
-    test = ImageSet(Images(images), torch.arange(40) % 4)
-    seen = [2, 0, 1]
-    counts = host.confusion(test, ("a", "b", "c", "d"), seen, partial(scores, host, test))
-    host.model.eval()
-    with torch.no_grad():
-        logits = host.model(PLAIN.plain(images)).logits
-    guess = torch.tensor(seen)[logits[:, [1, 3, 2]].argmax(dim=1)]  # head positions of c, a, b
-    rows = np.isin(test.labels.numpy(), seen)
-    expected = confusion_matrix(test.labels.numpy()[rows], guess.numpy()[rows], labels=seen)
-    assert np.array_equal(counts[:, :-1].numpy(), expected)
-    assert counts[:, -1].tolist() == [0, 0, 0]
+    assert host.latest_growth == -1
+    assert host.grow(("a", "b"), 2) == ("a", "b")
+    assert host.grow(("b", "c", "c", "a"), 5) == ("c",)
+    assert host.grow(("c", "a"), 7) == ()
+    assert (host.latest_growth, host.last_growth) == (1, 5)
+    assert host.registry.growths == (2, 1)
 
 
-def test_images_of_unknown_classes_are_wrong_and_without_any_class_unanswered() -> None:
+def test_announcements_are_heard_in_the_order_of_the_clients() -> None:
     host = server()
-    test = ImageSet(Images(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)), torch.tensor([0, 0, 1, 1]))
-    assert host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test)).tolist() == [[0, 0, 2], [0, 0, 2]]
-    host.grow(("b",))
-    assert host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test)).tolist() == [[0, 2, 0], [0, 2, 0]]
+    host.grow(("a",))
+    host.hear([Announcement(0, ("c", "a")), Announcement(0, ("b", "c")), Announcement(0, ("a",))])
+    assert host.announced == ("c", "b")
+    host.hear(())
+    assert host.announced == ()
 
 
-def test_evaluation_leaves_the_model_as_it_was() -> None:
+def test_what_is_sent_stays_as_it_was_when_the_model_goes_on() -> None:
     host = server()
     host.grow(("a", "b"))
-    host.model.train()
+    sent = [host.broadcast(0, with_model=True), host.job(0, "train", 0.0, 0.5), host.task_ended(0)]
     before = {name: tensor.clone() for name, tensor in host.weights.items()}
-    test = ImageSet(Images(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)), torch.tensor([0, 0, 1, 1]))
-    host.confusion(test, ("a", "b"), [0, 1], partial(scores, host, test))
-    assert host.model.training
-    assert all(torch.equal(before[name], tensor) for name, tensor in host.weights.items())
+    host.aggregate([Reply({name: tensor + 1 for name, tensor in host.weights.items()}, 5)])
+    for message in sent:
+        assert message.registry == host.registry
+        assert set(message.weights) == set(before)
+        assert all(torch.equal(before[name], tensor) for name, tensor in message.weights.items())
+    assert not host.broadcast(0, with_model=False).weights
+    model = host.global_model(3)
+    assert (model.round_index, model.growths) == (3, (2,))
+    assert all(torch.equal(host.weights[name], tensor) for name, tensor in model.weights.items())

@@ -12,8 +12,11 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, bytes_of, plan_of
-from holdfast.protocol.messages import Inbox, Job, PrototypeShare, State, unpack
-from holdfast.simulation.rounds import Federation, play
+from holdfast.protocol.codec import unpack
+from holdfast.protocol.messages import Inbox, Job, PrototypeShare
+from holdfast.protocol.state import ClientState
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 from holdfast.simulation.traffic import by_task
 
 
@@ -25,7 +28,7 @@ class Wiretap(Serial):
         self.server: list[bytes] = []
         self.shares: list[PrototypeShare] = []
 
-    def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         for state, inbox in zip(states, inboxes, strict=True):
             outcome = work(state, inbox)
             self.jobs.append(inbox.job)
@@ -66,17 +69,17 @@ def tapped(small: dict[str, Any]) -> tuple[Federation, Wiretap]:
     config = load_config(settings_of(small))
     data = load_data(config.data)
     federation, tap = build_federation(config, data, plan_of(config, data)), Wiretap()
-    list(play(federation, tap))
+    list(run_rounds(federation, tap))
     return federation, tap
 
 
 def test_the_servers_channel_carries_no_share_and_no_encoder(tapped: tuple[Federation, Wiretap]) -> None:
     federation, tap = tapped
     assert tap.shares
-    assert federation.world.encoder is not None
+    assert federation.selector.encoder is not None
     heard = tap.heard()
     secrets = [part for share in tap.shares for part in (*share.gradient.values(), share.variance)]
-    secrets += list(federation.world.encoder.parameters())
+    secrets += list(federation.selector.encoder.parameters())
     for secret in secrets:
         assert not known(pieces(secret), heard).any()
     for weights in tap.jobs[-1].weights.values():  # the tap would have heard them
@@ -87,8 +90,8 @@ def test_the_servers_channel_carries_no_share_and_no_encoder(tapped: tuple[Feder
 
 def test_a_share_says_neither_who_nor_which_class(tapped: tuple[Federation, Wiretap]) -> None:
     federation, tap = tapped
-    assert federation.world.encoder is not None
-    parameters = {name for name, _ in federation.world.encoder.named_parameters()}
+    assert federation.selector.encoder is not None
+    parameters = {name for name, _ in federation.selector.encoder.named_parameters()}
     assert tap.shares
     for share in tap.shares:
         tensors, facts = unpack("share", share.to_bytes())
@@ -106,14 +109,14 @@ def test_visits_extras_and_what_is_not_sent_are_counted(small: dict[str, Any], n
     extras = [0]
 
     class Counting(Serial):
-        def map(self, work: ClientWork, states: Sequence[State], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
             for outcome in super().map(work, states, inboxes):
                 found = outcome[1].extras
                 extras[-1] += sum(t.numel() * t.element_size() for t in found.tensors.values()) if found else 0
                 yield outcome
 
     lines = []
-    for done in play(federation, Counting()):
+    for done in run_rounds(federation, Counting()):
         lines.append(done.line)
         extras.append(0)
     assert [line["bytes"]["server"]["extras"] for line in lines] == extras[:-1]
@@ -129,7 +132,7 @@ def test_the_record_counts_what_was_sent_and_arithmetic_foretells_it(small: dict
     data = load_data(config.data)
     plan = plan_of(config, data)
     federation = build_federation(config, data, plan)
-    lines = [done.line for done in play(federation, Wiretap())]
+    lines = [done.line for done in run_rounds(federation, Wiretap())]
     foretold = bytes_of(config, data, plan)
     for line, expected in zip(lines, foretold, strict=True):
         assert line["bytes"]["proxy"] == expected["proxy"]

@@ -8,7 +8,7 @@ from holdfast.simulation.class_order import ICARL, class_order
 
 NAMES = [str(c) for c in range(100)]
 
-# methods.md, section 1: the list that a bare permutation after seeding with 1993 gives.
+# What one permutation right after seeding with 1993 gives (docs/departures.md, Class orders).
 BARE = [68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89, 3, 92, 55, 9, 26, 80, 43, 38]
 
 

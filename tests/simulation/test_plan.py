@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.config import PlanSettings
 from holdfast.errors import HoldfastError
 from holdfast.simulation.plan import Plan, make_plan, part
+from holdfast.simulation.settings import PlanSettings
 
-IMAGES = 7  # a class
+IMAGES = 7  # per class
 
 
 def plan(classes: int, seed: int = 0, **kwargs: object) -> Plan:
@@ -56,7 +56,7 @@ def fresh(made: Plan, chosen: PlanSettings, task: int) -> list[tuple[int, tuple[
         (client, a.classes, a.images)
         for client, arrivals in enumerate(made.arrivals)
         for a in arrivals
-        if first <= a.round < first + chosen.rounds and (a.classes or a.images is not None)
+        if first <= a.round_index < first + chosen.rounds and (a.classes or a.images is not None)
     ]
 
 
@@ -67,12 +67,12 @@ def test_every_class_reaches_someone_and_quotas_hold(case: tuple[Plan, PlanSetti
     for t, classes in enumerate(made.tasks):
         holders = fresh(made, chosen, t)
         assert {c for _, held, _ in holders for c in held} == set(classes)
-        share = max(1, part(chosen.class_share, len(classes)))
+        quota = max(1, part(chosen.class_share, len(classes)))
         for _, held, _ in holders:
             assert len(set(held)) == len(held)
             assert set(held) <= set(classes)
             # An uneven deal may leave a holder without an image of a class; then it does not hold it.
-            assert len(held) == share if chosen.partition == "shared" else len(held) <= share
+            assert len(held) == quota if chosen.partition == "shared" else len(held) <= quota
 
 
 @settings(max_examples=150, deadline=None)
@@ -94,9 +94,9 @@ def test_group_sizes(case: tuple[Plan, PlanSettings]) -> None:
 def test_selection_and_joining(case: tuple[Plan, PlanSettings]) -> None:
     made, chosen = case
     assert made.rounds == len(made.tasks) * chosen.rounds
-    for number, selected in enumerate(made.selected):
+    for round_index, selected in enumerate(made.selected):
         assert len(set(selected)) == len(selected) == chosen.selected
-        assert set(selected) <= set(made.present(number))
+        assert set(selected) <= set(made.present(round_index))
     for client, joined in enumerate(made.joined):
         task = made.task_of_round(int(joined))
         assert made.groups[task][client] == ("Za" if task else "Zn")

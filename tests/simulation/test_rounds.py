@@ -10,8 +10,9 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.protocol.messages import Job, Reply
-from holdfast.server.server import average
-from holdfast.simulation.rounds import Federation, play
+from holdfast.server.aggregation import average
+from holdfast.simulation.federation import Federation
+from holdfast.simulation.rounds import run_rounds
 
 
 class Listening(Serial):
@@ -42,7 +43,7 @@ def test_the_server_averages_as_it_is_told(small: dict[str, Any], weighting: str
     config = load_config({**small, "plan": plan, "train": {**small["train"], "weighting": weighting}})
     data = load_data(config.data)
     federation, engine = build_federation(config, data, plan_of(config, data)), Keeping()
-    next(play(federation, engine))
+    next(run_rounds(federation, engine))
     replies = [reply for reply in engine.replies if reply.weights]
     assert len({reply.samples for reply in replies}) > 1
     expected, other = (average(replies, one) for one in (weighting, {"uniform": "samples"}.get(weighting, "uniform")))
@@ -55,7 +56,7 @@ def listened(settings: dict[str, Any], **plan: Any) -> tuple[Federation, list[Jo
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
     engine = Listening()
-    lines = [played.line for played in play(federation, engine)]
+    lines = [done.line for done in run_rounds(federation, engine)]
     return federation, engine.jobs, lines
 
 
@@ -64,8 +65,8 @@ def test_a_schedule_grows_at_every_task_and_restarts_the_learning_rate(small: di
     assert [line["round"] for line in lines if line["grown"]] == [1, 4, 7]
     assert [job.progress for job in jobs] == pytest.approx([0, 1 / 3, 2 / 3] * 3)
     assert all(job.step == pytest.approx(1 / 3) for job in jobs)
-    order = [c for task in federation.world.plan.tasks for c in task]
-    assert federation.server.registry.names == tuple(federation.world.classes[c] for c in order)
+    order = [c for task in federation.plan.tasks for c in task]
+    assert federation.server.registry.names == tuple(federation.data.classes[c] for c in order)
     assert federation.server.registry.growths == (2, 2, 2)
 
 
@@ -74,8 +75,8 @@ def test_announced_classes_grow_the_head_a_round_later(small: dict[str, Any]) ->
     assert [line["round"] for line in lines if line["grown"]] == [2, 6, 10]  # nobody need be selected to announce
     assert lines[0]["trained"] == []
     assert lines[0]["accuracy"] == 0.0
-    assert sorted(federation.server.registry.names) == sorted(federation.world.classes)
-    # Four rounds a task, one of which is spent on announcing: a cycle of three, then its last step again.
+    assert sorted(federation.server.registry.names) == sorted(federation.data.classes)
+    # Four rounds per task, one of which is spent on announcing: a cycle of three, then its last step again.
     assert [round(job.progress * 3) for job in jobs] == [0, 0, 1, 2, 2, 0, 1, 2, 2, 0, 1, 2]
     assert all(job.step == pytest.approx(1 / 3) for job in jobs)
 
@@ -92,16 +93,15 @@ def test_irregular_announcements_make_growths_of_their_own(small: dict[str, Any]
     federation, _, lines = listened(small, **plan)
     grown = [line["round"] for line in lines if line["grown"]]
     assert len(grown) == len(federation.server.registry.growths) > 3
-    for number, line in enumerate(lines[1:], start=1):
-        arrived = {
-            c for mine in federation.world.plan.arrivals for a in mine if a.round == number - 1 for c in a.classes
-        }
-        assert set(line["grown"]) <= {federation.world.classes[c] for c in arrived}
+    for round_index, line in enumerate(lines[1:], start=1):
+        before = [a for mine in federation.plan.arrivals for a in mine if a.round_index == round_index - 1]
+        arrived = {c for a in before for c in a.classes}
+        assert set(line["grown"]) <= {federation.data.classes[c] for c in arrived}
 
 
 def test_newcomers_in_mid_task_train_from_the_day_they_join(small: dict[str, Any]) -> None:
     federation, _, lines = listened(small, rounds=5, join="irregular", join_per_task=3, selected=5)
-    plan = federation.world.plan
+    plan = federation.plan
     newcomers = {c for c in range(len(plan.arrivals)) if plan.joined[c] % 5}
     trained = {c for line in lines for c in line["trained"]}
     assert newcomers & trained
@@ -109,7 +109,7 @@ def test_newcomers_in_mid_task_train_from_the_day_they_join(small: dict[str, Any
         assert all(plan.joined[c] < line["round"] for c in line["selected"])
 
 
-def test_one_round_a_task_works_either_way(small: dict[str, Any]) -> None:
+def test_one_round_per_task_works_either_way(small: dict[str, Any]) -> None:
     for growth in ("schedule", "announce"):
         _, jobs, _ = listened(small, rounds=1, growth=growth)
         assert [job.progress for job in jobs] == [0, 0, 0]

@@ -78,7 +78,7 @@ def planned(top: Path, seed: int = 0, data: Mapping[str, Any] | None = None, **p
 
 def held(plan: Plan) -> list[list[tuple[int, tuple[int, ...]]]]:
     """What comes to each client when."""
-    return [[(arrival.round, arrival.classes) for arrival in mine] for mine in plan.arrivals]
+    return [[(arrival.round_index, arrival.classes) for arrival in mine] for mine in plan.arrivals]
 
 
 def check_images(plan: Plan, data: DataSet) -> None:
@@ -133,7 +133,7 @@ def test_a_task_begins_whenever_something_new_arrives(tmp_path: Path) -> None:
     assert plan.tasks == ((X, W), (Z,), (Y,))  # in the order in which they come, client by client
     assert plan.starts == (0, 3, 5)
     assert [plan.rounds_of(task) for task in range(3)] == [range(3), range(3, 5), range(5, 12)]
-    assert [number for number in range(12) if plan.ends_task(number)] == [2, 4, 11]
+    assert [round_index for round_index in range(12) if plan.ends_task(round_index)] == [2, 4, 11]
     assert plan.growths == ((0, (X, W)), (3, (Z,)), (5, (Y,)))
     assert held(plan) == [
         [(0, (X, W)), (5, (Z, Y))],
@@ -154,8 +154,8 @@ def test_who_has_not_joined_is_not_selected_and_all_are_while_they_are_few(tmp_p
     plan, _ = planned(top, selected=3)
     assert [len(chosen) for chosen in plan.selected] == [2, 2] + [3] * 18
     assert plan.selected[0] == (0, 1)
-    for number, chosen in enumerate(plan.selected):
-        assert set(chosen) <= set(plan.present(number))
+    for round_index, chosen in enumerate(plan.selected):
+        assert set(chosen) <= set(plan.present(round_index))
         assert list(chosen) == sorted(set(chosen))
     assert {client for chosen in plan.selected[7:] for client in chosen} == {0, 1, 2, 3}
     assert planned(top, selected=3)[0] == plan

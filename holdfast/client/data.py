@@ -1,0 +1,88 @@
+"""The images of one client, by ids of its own: those on its disk, and copies that its memory keeps."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.data.images import ImageSet
+from holdfast.files import write_atomic
+from holdfast.protocol.codec import Facts, MalformedMessage, pack, unpack
+from holdfast.protocol.state import Holdings
+
+
+class ClientImages:
+    """An `ImageSource`. Ids from 0 on are images of the client's data, wherever they are; negative ids are copies that
+    the client has made of its own images and keeps when these are gone."""
+
+    def __init__(self, data: ImageSet, classes: Sequence[str]) -> None:
+        self.data = data
+        self.classes: list[str] = list(classes)
+        self.copies = torch.empty((0, 3, data.images.size, data.images.size), dtype=torch.uint8)
+        self.copied = torch.empty(0, dtype=torch.int64)  # the class of each copy
+
+    def class_of(self, ids: Tensor) -> Tensor:
+        return self._choose(ids, self.data.class_of, self.copied)
+
+    def pixels(self, ids: Tensor) -> Tensor:
+        return self._choose(ids, self.data.pixels, self.copies)
+
+    @staticmethod
+    def _choose(ids: Tensor, data: Callable[[Tensor], Tensor], copies: Tensor) -> Tensor:
+        is_copy = ids < 0
+        if not bool(is_copy.any()):
+            return data(ids)
+        out = copies.new_empty((len(ids), *copies.shape[1:]))
+        out[is_copy] = copies[-1 - ids[is_copy]]
+        out[~is_copy] = data(ids[~is_copy])
+        return out
+
+    def replace_data(self, data: ImageSet, classes: Sequence[str]) -> None:
+        """The client's data has moved on: ids from 0 on are these images now; copies stay."""
+        names = list(dict.fromkeys([*classes, *(self.classes[c] for c in self.copied.tolist())]))
+        self.copied = torch.tensor([names.index(self.classes[c]) for c in self.copied.tolist()], dtype=torch.int64)
+        self.data, self.classes = data, names
+
+    def copy(self, *held: Holdings) -> list[dict[str, Tensor]]:
+        """Copies everything in `held` that is not a copy yet, forgets all other copies, and gives the new ids."""
+        names = [name for holdings in held for name, ids in holdings.items() for _ in ids]
+        every = torch.cat([*(ids.long() for one in held for ids in one.values()), self.copied[:0]])
+        pixels = self.pixels(every)
+        place: dict[tuple[str, bytes], int] = {}  # an image that is held twice is copied once
+        firsts: list[int] = []  # where each copy is first
+        fresh = []
+        for i, name in enumerate(names):
+            key = name, hashlib.sha256(pixels[i].numpy().tobytes()).digest()
+            if key not in place:
+                place[key] = -1 - len(firsts)
+                firsts.append(i)
+            fresh.append(place[key])
+        self.copies = pixels[firsts].clone()
+        index = {name: i for i, name in enumerate(self.classes)}
+        self.copied = torch.tensor([index[names[i]] for i in firsts], dtype=torch.int64)
+        numbers = iter(fresh)
+        return [
+            {name: torch.tensor([next(numbers) for _ in ids], dtype=torch.int64) for name, ids in holdings.items()}
+            for holdings in held
+        ]
+
+    def save(self, file: Path) -> None:
+        """Writes the copies; the data itself stays where it is."""
+        tensors = {"copies": self.copies, "copied": self.copied}
+        write_atomic(file, pack("client images", tensors, {"classes": self.classes}))
+
+    def load(self, file: Path) -> None:
+        """Reads the copies that `save` wrote."""
+        tensors, values = unpack("client images", file.read_bytes())
+        names = Facts("client images", values).texts("classes")
+        copies, copied = tensors.get("copies"), tensors.get("copied")
+        if copies is None or copied is None or len(copies) != len(copied) or copies.shape[1:] != self.copies.shape[1:]:
+            raise MalformedMessage(f"{file} does not hold copies of images of this size")
+        used = [names[c] for c in copied.tolist() if 0 <= c < len(names)]
+        if len(used) != len(copied):
+            raise MalformedMessage(f"{file} has copies of classes that it does not name")
+        self.classes = list(dict.fromkeys([*self.classes, *used]))
+        self.copies = copies
+        self.copied = torch.tensor([self.classes.index(name) for name in used], dtype=torch.int64)

@@ -1,0 +1,57 @@
+"""How the global server reaches its clients: a simulation answers for all of them, a deployment sends messages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from holdfast.protocol.messages import (
+    Announcement,
+    Broadcast,
+    Job,
+    PrototypeShare,
+    Reply,
+    RoundClosed,
+    TaskEnded,
+    Teachers,
+)
+
+NOBODY = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What comes of the first message of a round."""
+
+    announcements: Sequence[Announcement] = ()  # in the order of the clients; equal ones may be told once
+    announced_bytes: int = 0  # of all of them
+    observed: int = 0  # clients that looked at their images
+    alarmed: np.ndarray = field(default_factory=lambda: NOBODY)  # clients whose detector raised an alarm, ascending
+
+
+class Clients(Protocol):
+    """All clients of a federation, as its round loop sees them. Lists are in the order of client numbers."""
+
+    def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
+        """The first message of a round, to every present client. Observers get the model: the selected ones as part of
+        their first job, others as this broadcast. All others get the broadcast without its model."""
+        ...
+
+    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> list[Reply]:
+        """The replies of the selected clients in the phase "begin" or "finish"."""
+        ...
+
+    def train(
+        self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
+    ) -> tuple[list[Reply], list[PrototypeShare]]:
+        """The replies of the selected clients, and what they share with the proxy; `done` is called per client."""
+        ...
+
+    def end_task(self, message: TaskEnded) -> None:
+        """A task is over: clients put what they have learned into their memories."""
+        ...
+
+    def close_round(self, message: RoundClosed, selected: Sequence[int]) -> None:
+        """The round is over for everybody."""
+        ...

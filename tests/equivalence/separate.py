@@ -1,0 +1,189 @@
+"""The same federation as separate clients: each a `Client` with a private copy of its own images, stored in an order of
+its own, reached by bytes alone, and saved to a folder and loaded again between rounds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from holdfast.client.client import Arrival, Client
+from holdfast.client.data import ClientImages
+from holdfast.data.images import Images, ImageSet
+from holdfast.protocol.messages import (
+    Announcement,
+    Broadcast,
+    Encoder,
+    Job,
+    Message,
+    PrototypeShare,
+    Reply,
+    RoundClosed,
+    TaskEnded,
+    Teachers,
+    TransitionNotice,
+    decode,
+)
+from holdfast.protocol.state import ClientState
+from holdfast.seeding import generator
+from holdfast.server.clients import Clients, Opened
+from holdfast.simulation.federation import Federation
+
+
+class PrivateData:
+    """What one client will ever hold, copied out of the data set and shuffled, with class numbers of its own."""
+
+    def __init__(self, federation: Federation, client: int) -> None:
+        population, timeline = federation.population, federation.plan.timeline
+        start = int(timeline.first[client])
+        kinds = timeline.kind[start : start + len(federation.plan.arrivals[client])].tolist()
+        self.arrivals = [population.holdings(kind) for kind in kinds]
+        rows = sorted({int(row) for held in self.arrivals for ids in held.values() for row in ids})
+        rng = generator(99, "private", client)
+        order = [rows[i] for i in rng.permutation(len(rows))]
+        self.row_of = torch.tensor(order, dtype=torch.int64)
+        self.id_of = {row: i for i, row in enumerate(order)}
+        names = list(dict.fromkeys(name for held in self.arrivals for name in held))
+        self.classes = tuple(names[i] for i in rng.permutation(len(names)))
+        train = federation.data.train
+        labels = [federation.data.classes[int(train.labels[row])] for row in order]
+        pixels = train.images[self.row_of].clone()
+        numbers = torch.tensor([self.classes.index(name) for name in labels], dtype=torch.int64)
+        self.images = ImageSet(Images(pixels), numbers)
+
+    def arrival(self, number: int) -> Arrival:
+        held = self.arrivals[number]
+        return Arrival({name: torch.tensor([self.id_of[int(row)] for row in ids]) for name, ids in held.items()})
+
+    def with_rows(self, state: ClientState) -> ClientState:
+        """The client's state with the data set's rows in place of its own ids."""
+
+        def rows(ids: torch.Tensor) -> torch.Tensor:
+            return self.row_of[ids.long()].to(ids.dtype)
+
+        notes = dict(state.notes)
+        if "prototype.ids" in notes:
+            notes["prototype.ids"] = rows(notes["prototype.ids"])
+        return ClientState(
+            state.client,
+            state.arrivals,
+            {name: rows(ids) for name, ids in state.data.items()},
+            {name: rows(ids) for name, ids in state.memory.items()},
+            state.stored,
+            state.noticed,
+            state.shared,
+            notes,
+        )
+
+
+class SeparateClients(Clients):
+    """Every client by itself. The plan decides only when data arrives and whom the oracle tells."""
+
+    def __init__(self, federation: Federation, folder: Path, keep_pixels: bool = False) -> None:
+        self.federation, self.folder = federation, folder
+        plan = federation.plan
+        self.private = [PrivateData(federation, client) for client in range(len(plan.arrivals))]
+        self.keep_pixels = keep_pixels
+        self.arrived = [0] * len(self.private)
+        self.loaded: dict[int, Client] = {}
+        self.to_proxy: list[bytes] = []
+        self.to_server: list[bytes] = []
+        self.from_server: list[bytes] = []
+
+    def client(self, number: int) -> Client:
+        private = self.private[number]
+        if number not in self.loaded:
+            images = ClientImages(private.images, private.classes)
+            self.loaded[number] = Client.load(self.folder / str(number), images)
+        return self.loaded[number]
+
+    def _save_all(self) -> None:
+        for number, client in self.loaded.items():
+            client.save(self.folder / str(number))
+        self.loaded.clear()
+
+    def _join(self, number: int) -> None:
+        private = self.private[number]
+        client = Client(ClientImages(private.images, private.classes), self.keep_pixels)
+        client.receive(decode(replace(self.federation.enrolment, client=number).to_bytes()))
+        encoder = self.federation.selector.encoder
+        if encoder is not None:
+            client.receive(decode(Encoder(encoder.state_dict()).to_bytes()))
+        self.loaded[number] = client
+
+    def _tell(self, number: int, *messages: Message | Arrival) -> list[Message]:
+        """Tells a client something; what it is told and what it sends goes through bytes."""
+        client = self.client(number)
+        sent: list[Message] = []
+        for message in messages:
+            if isinstance(message, Arrival):
+                client.receive(message)
+                continue
+            blob = message.to_bytes()
+            if not isinstance(message, Teachers):
+                self.from_server.append(blob)
+            for answer in client.receive(decode(blob)):
+                travelled = answer.to_bytes()
+                (self.to_proxy if isinstance(answer, PrototypeShare) else self.to_server).append(travelled)
+                sent.append(decode(travelled))
+        return sent
+
+    def _arrive(self, round_index: int) -> None:
+        plan, timeline = self.federation.plan, self.federation.plan.timeline
+        for arrival in timeline.arriving(round_index).tolist():
+            number = int(timeline.client[arrival])
+            if not self.arrived[number]:
+                self._join(number)
+            self._tell(number, self.private[number].arrival(self.arrived[number]))
+            self.arrived[number] += 1
+            if timeline.brings[arrival]:
+                self._tell(number, TransitionNotice(round_index))
+        assert sum(map(bool, self.arrived)) == len(plan.present(round_index))
+
+    def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
+        self._arrive(broadcast.round_index)
+        without = Broadcast(broadcast.round_index, broadcast.registry)
+        announcements: dict[int, Announcement] = {}
+        observing = set(observers.tolist())
+        for number in self.federation.plan.present(broadcast.round_index):
+            # A selected client observes with its first job; here it is asked at once, so that the record can say what
+            # its detector found. The job finds the round's model seen already.
+            message = broadcast if number in observing else without
+            for answer in self._tell(number, message):
+                assert isinstance(answer, Announcement)
+                announcements[number] = answer
+        present = self.federation.plan.present(broadcast.round_index)
+        clients = {number: self.client(number) for number in present}
+        alarmed = np.array([n for n in present if broadcast.round_index in clients[n].alarms], dtype=np.int64)
+        if self.federation.detects:
+            observed = sum(bool(clients[n].state.data) for n in present if n in observing)
+        else:
+            observed = len(alarmed)
+        size = sum(one.size for one in announcements.values())
+        return Opened(list(announcements.values()), size, observed, alarmed)
+
+    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> list[Reply]:
+        return [self._work(number, job, teachers)[0] for number in selected]
+
+    def _work(self, number: int, job: Job, teachers: Teachers) -> tuple[Reply, list[PrototypeShare]]:
+        reply, *shares = self._tell(number, teachers, job)
+        assert isinstance(reply, Reply)
+        return reply, [share for share in shares if isinstance(share, PrototypeShare)]
+
+    def train(
+        self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
+    ) -> tuple[list[Reply], list[PrototypeShare]]:
+        outcomes = [self._work(number, job, teachers) for number in selected]
+        return [reply for reply, _ in outcomes], [share for _, shares in outcomes for share in shares]
+
+    def end_task(self, message: TaskEnded) -> None:
+        for number in self.federation.plan.present(message.round_index):
+            self._tell(number, message)
+
+    def close_round(self, message: RoundClosed, selected: Sequence[int]) -> None:
+        for number in self.federation.plan.present(message.round_index):
+            self._tell(number, message)
+            # The record's scores compare with what was noticed before; separate clients keep it themselves.
+            self.federation.population.noticed[number] = self.client(number).state.noticed
+        self._save_all()
