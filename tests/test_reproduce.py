@@ -19,8 +19,9 @@ from holdfast.data.glyphs import CHARACTERS
 from holdfast.experiment import run_name
 from holdfast.paper import pages as paper_pages
 from holdfast.paper import published as paper
+from holdfast.paper.items import ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale
 from holdfast.paper.tables import Found
-from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
+from holdfast.reproduce import CLASSES, config_of, passes, setup_of, spec_of
 from holdfast.results import plots
 from holdfast.results.comparison import MEASURES
 from holdfast.results.record import read_result, write_result
@@ -392,22 +393,26 @@ def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, t
 def test_a_page_says_what_the_methods_were_run_with(command: Command, tmp_path: Path) -> None:
     assert command("table1", "--show", "--runs", RESULTS)[0] == 0
     [glyphs, photographs] = re.findall(r"^- (.*)$", (tmp_path / "pages" / "table1.md").read_text(), re.MULTILINE)
-    assert glyphs.startswith("CIFAR-100, T = 5: 100 training images a class, 12 clients and 4 more in each task, 5 sel")
-    assert "60 % of a task's classes a client, 100 exemplars a client, convnet. replay: lr=0.1; icarl: lr" in glyphs
+    assert glyphs.startswith(
+        "CIFAR-100, T = 5: 100 training images per class, 12 clients and 4 more in each task, 5 sel"
+    )
+    assert "60 % of a task's classes per client, 100 exemplars per client, convnet. replay: lr=0.1; icarl: lr" in glyphs
     assert "; icarl: lr=2, inference=nme; bic: lr=0.1; " in glyphs
     assert glyphs.endswith("lga w/o psr: lr=1; lga: lr=1.")
     assert photographs.startswith("MiniImageNet, T = 5: ")
-    assert "200 exemplars a client, convnet. replay: lr=0.05;" in photographs
+    assert "200 exemplars per client, convnet. replay: lr=0.05;" in photographs
 
 
 def test_options_of_the_published_scale_are_whole_and_those_of_its_table_are_not_repeated() -> None:
     one = Experiment("cifar100", 10, "lga w/o cbl")
     found = Found((), ())
-    text = paper_pages._options(ITEMS["table3"], "paper", {one: found, replace(one, method="bic"): found})
+    runs = {one: found, replace(one, method="bic"): found}
+    text = paper_pages._options(ITEMS["table3"], runs, {one: setup_of(one, "paper") for one in runs})
     paper_says = "detector=fixed, iterations=300, start=white, patience=0"
     assert f"lga w/o cbl: lr=2, {paper_says}, schedule=steps, milestones=" in text
     assert "bic: lr=0.1, schedule=steps, milestones=[0.4, 0.6, 0.8], gamma=0.1" in text
-    memory = paper_pages._options(ITEMS["table11"], "mini", {ITEMS["table11"].experiments[0]: found})
+    first = ITEMS["table11"].experiments[0]
+    memory = paper_pages._options(ITEMS["table11"], {first: found}, {first: setup_of(first, "mini")})
     assert "convnet" in memory
     assert "exemplars" not in memory  # a table of its own has them
 

@@ -21,9 +21,9 @@ from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
 from holdfast.files import write_atomic
 from holdfast.paper import published as paper
-from holdfast.paper.pages import page_of
+from holdfast.paper.items import ITEMS, Experiment, Scale
 from holdfast.paper.tables import Found
-from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
+from holdfast.reproduce import config_of, page_of, passes
 from holdfast.results import comparison
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.plots import comparison_curves

@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -189,3 +190,9 @@ def test_the_configs_add_no_settings(dataset: str) -> None:
     assert (dataset, tree["plan"].pop("tasks")) in ACCURACY
     assert tree.pop("plan") == {**COMMON["plan"], "order": facts["order"], "class_share": facts["class_share"]}
     assert tree == {key: COMMON[key] for key in ("model", "train", "for")}
+
+
+def test_the_package_imports_nothing_that_is_built_on_it() -> None:
+    above = ("config", "experiment", "checkpoint", "compare", "reproduce", "bench", "cli")
+    for file in Path(paper.__file__).parent.glob("*.py"):
+        assert not re.findall(rf"^from holdfast\.({'|'.join(above)})\b", file.read_text(encoding="utf-8"), re.M), file
