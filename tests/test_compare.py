@@ -296,4 +296,4 @@ def test_one_who_stops_it_is_told_how_to_go_on(command: Command, monkeypatch: py
     monkeypatch.setattr("holdfast.cli.results.run_all", stop)
     code, out, err = command()
     assert (code, out) == (130, "")
-    assert "stopped; what was done is kept, and the same command goes on" in err
+    assert "stopped; what is finished is kept, and the same command continues from there" in err

@@ -1,15 +1,14 @@
 """The doors to data: `holdfast data list | info | prepare | check`."""
 
 import json
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from holdfast.cli.console import out
+from holdfast.cli.options import Json, Root, a_png, use_root
 from holdfast.config import DataSettings, load_config
 from holdfast.data import cache, folder, prepare
 from holdfast.data.images import DataSet
@@ -20,33 +19,11 @@ from holdfast.results.plots import contact_sheet
 from holdfast.results.tables import rows_table
 
 data = typer.Typer(no_args_is_help=True, help="What data sets there are, what is on disk, getting and checking them.")
-out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
 
 Name = Annotated[str, typer.Argument(help="see `holdfast data list`; folder:<path> for your own images")]
 PathOption = Annotated[str | None, typer.Option("--path", help="its archive or folder, if it is not in the data root")]
 Size = Annotated[int | None, typer.Option(help="image side in pixels; the data set's own if not given")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
-
-
-def a_png(picture: Path | None) -> Path | None:
-    """What --picture may name."""
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise HoldfastError(f"--picture {picture} would be a PNG file; give it a name that ends in .png")
-    return picture
-
-
 Sheet = Annotated[Path | None, typer.Option(help="also draw samples of each class into this PNG file", callback=a_png)]
-
-
-def use_root(root: Path | None) -> None:
-    """From here on, and in the processes that we start, data sets are looked for there."""
-    if root is not None:
-        os.environ["HOLDFAST_DATA"] = str(root)
-
-
-Root = Annotated[
-    Path | None, typer.Option("--data-root", help="the folder with your data sets; HOLDFAST_DATA if not given")
-]
 
 
 @data.command(name="list")

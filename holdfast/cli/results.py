@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from holdfast.cli.data import Json, Root, a_png, out, use_root
+from holdfast.cli.console import out
+from holdfast.cli.options import Json, Root, Tasks, a_png, use_root
 from holdfast.compare import Spec, grid, known_runs, names_of_specs, one_protocol, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, Metrics, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import place_of, source_of
@@ -47,7 +48,7 @@ def compare(
     ] = "fedavg,lga",
     seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
     dataset: Annotated[str | None, typer.Option(help="see `holdfast data list`")] = None,
-    tasks: Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")] = None,
+    tasks: Tasks = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="ROOM.KEY=VALUE", help="any setting, for all methods")
     ] = None,

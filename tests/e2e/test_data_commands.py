@@ -311,7 +311,7 @@ def test_one_who_stops_it_is_told_that_it_goes_on(command: Command, monkeypatch:
     monkeypatch.setattr("holdfast.cli.data.load_data", stop)
     code, out, err = command("data", "prepare", "glyphs")
     assert (code, out) == (130, "")
-    assert "stopped; what was done is kept, and the same command goes on" in err
+    assert "stopped; what is finished is kept, and the same command continues from there" in err
 
 
 def test_prepare_says_how_to_get_what_may_not_be_downloaded(command: Command) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +249,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path, request: pytes
 
 
 def test_the_version_is_that_of_the_package(request: pytest.FixtureRequest) -> None:
-    assert request.getfixturevalue("holdfast")("--version")[1].strip() == version("holdfast")
+    assert request.getfixturevalue("holdfast")("--version")[1].strip() == holdfast.__version__
 
 
 def test_methods_and_settings_are_listed(folder: Path) -> None:
