@@ -1,7 +1,7 @@
-"""How well the detectors do: `python scripts/detection.py CONFIG [ROOM.KEY=VALUE ...]` prints one line of JSON.
+"""How well the detectors work: `python scripts/detection.py CONFIG [SECTION.KEY=VALUE ...]` prints one line of JSON.
 
-LGA is played with the oracle (and without the proxy, which detection does not need); `auto` and `fixed` look on and see
-the same entropies, so both are judged on the same run."""
+LGA runs with the oracle, and without the proxy, which detection does not need. `auto` and `fixed` observe the same
+entropies without being acted on, so both are judged on the same run."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ from holdfast.simulation.rounds import play
 
 
 class Judged:
-    """The oracle, with others looking on."""
+    """The oracle decides; other detectors observe the same and are scored against it."""
 
     def __init__(self, plan: Plan, others: dict[str, Detector]) -> None:
         self.told, self.others = Told(plan), others

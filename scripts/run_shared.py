@@ -1,10 +1,10 @@
-"""`holdfast run` in one process, with client work that another run has done already taken from a folder:
+"""`holdfast run` in one process, with a folder as a cache of client work that runs share:
 `python scripts/run_shared.py FOLDER CONFIG [the flags of holdfast run]`.
 
-Runs that differ in the number of their tasks or in what the proxy does begin alike, and their clients do the same work
-to the bit. A client's outcome is found again by all that it is made of: its state, its
-messages, what has arrived at it, the settings that reach a client, and, if it sends prototypes, how. Only `seconds`
-differ from a run by itself."""
+Runs that differ only in the number of tasks or in what the proxy does begin alike, and their clients do the same work
+to the bit. The key of a client's outcome is everything that it depends on: the client's state, its messages, the data
+that have arrived, the settings that reach a client, and, if it sends prototypes, how. Only `seconds` differ from a run
+without the cache."""
 
 import hashlib
 import json
@@ -26,14 +26,14 @@ PROTOTYPES = ("npb", "capacity", "latent_noise", "perturb_steps", "perturb_rate"
 
 
 class Shared(Serial):
-    """One client after another; what is in the folder is not done again."""
+    """One client after another; outcomes that are in the folder are not computed again."""
 
     def __init__(self, folder: Path, config: Config, world: World) -> None:
         tree = to_tree(config)
         method = {key: value for key, value in tree["method"].items() if key not in PROXYS + PROTOTYPES}
         data = {key: value for key, value in tree["data"].items() if key != "classes"}
-        rooms = [config.seed, method, data, tree["plan"]["rounds"], tree["model"], tree["train"], world.memory]
-        self.about = json.dumps(rooms, sort_keys=True)
+        sections = [config.seed, method, data, tree["plan"]["rounds"], tree["model"], tree["train"], world.memory]
+        self.about = json.dumps(sections, sort_keys=True)
         outputs = None if world.encoder is None else sum(tensor.numel() for tensor in world.encoder.parameters())
         self.prototypes = json.dumps([outputs, *(tree["method"].get(key) for key in PROTOTYPES)])
         self.folder, self.plan = folder, world.plan
@@ -55,7 +55,7 @@ class Shared(Serial):
 
 
 def _write(place: Path, outcome: Outcome) -> None:
-    """The state last: where it is, all is."""
+    """Writes the state last: where it is, the outcome is complete."""
     state, reply, shares = outcome
     place.mkdir(parents=True, exist_ok=True)
     for name, part in [

@@ -231,7 +231,7 @@ def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["--measure", "f2"], "unknown --measure f2; use accuracy, f1, recall,"),
-        (["--reference", "lga"], "--reference 'lga' is none of the methods compared: fedavg, fedavg replay"),
+        (["--reference", "lga"], "--reference 'lga' is not one of the compared methods: fedavg, fedavg replay"),
         (["--methods", "fedagv"], "unknown method 'fedagv'; did you mean 'fedavg'?"),
         (["--methods", "fedavg[replai=true]"], "unknown setting 'method.replai'; did you mean 'replay'?"),
         (["--methods", "lga[cbl]"], "'cbl' is not of the form"),
@@ -252,7 +252,7 @@ def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:
         (["--methods", "fedavg,lga[plan.tasks=2]"], "lga[plan.tasks=2] has plan.tasks=2 and fedavg has 3"),
         (
             ["--methods", "fedavg,lga[data.seed=2]"],
-            "has 0, so their figures are not to be compared; set data.seed",
+            "has 0, so they cannot be compared; set data.seed",
         ),
         (["--methods", "fedavg,lga[plan.order=random:3]"], "plan.order=random:3 and fedavg has natural"),
         (["--methods", "lga[plan.order=[1,2]]"], "is not a list such as"),

@@ -326,7 +326,7 @@ def test_the_list_says_what_each_costs(command: Command, tmp_path: Path, scale: 
     figure = next(fact for fact in facts if fact["item"] == "fig5")
     assert figure["images_a_seed"] == passes(config_of(LGA, scale, 0))
     text = command("list", "--scale", scale)[1]
-    assert "hours a seed" in text
+    assert "hours per seed" in text
     assert all(f" {name} " in text for name in ITEMS)
     assert not list(tmp_path.iterdir())
 

@@ -29,7 +29,7 @@ def run(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment and write its folder: config, plan, record, result, model, pictures.
+    """Run an experiment and write its folder: config, plan, record, result, model and pictures.
 
     A run that was stopped continues where it stopped; a complete one is only shown."""
     use_root(root)

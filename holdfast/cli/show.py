@@ -36,10 +36,11 @@ def show(
         Path | None, typer.Option(help="also draw the curves of all runs into this PNG file", callback=a_png)
     ] = None,
     metrics: Annotated[
-        Metrics | None, typer.Option(help="F1 and recall of a single run; as its config says, if not given")
+        Metrics | None,
+        typer.Option(help="which F1 and recall a single run shows; as its config says if not given"),
     ] = None,
 ) -> None:
-    """Print the table of a finished run again, or set several side by side."""
+    """Print the table of a finished run, or compare several side by side."""
     results = [read_result(run) for run in runs]
     if metrics and len(runs) > 1:
         raise HoldfastError("--metrics is for one run; see several with 'holdfast compare --measure f1-batchwise128'")
@@ -89,7 +90,7 @@ def settings(as_json: Json = False) -> None:
         print(json.dumps([dict(zip(("setting", "default", "about"), row, strict=True)) for row in describe()]))
         return
     out.print(rows_table("", ["setting", "default", "what it is"], describe()))
-    out.print("(preset): the method's own. A table \\[for.<method>] in a config holds settings for that method only.")
+    out.print("(preset): the method's default. A table \\[for.<method>] in a config is for that method only.")
     out.print(rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in SOURCES.items()]))
 
 

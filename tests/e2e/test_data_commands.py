@@ -121,7 +121,7 @@ def test_info_of_a_folder(command: Command, glyphs: DataSet, tmp_path: Path) -> 
     assert {"about", "origin", "licence", "official", "obtain"} <= set(found)
     code, out, err = command("data", "info", name)
     assert (code, err) == (0, "")
-    assert "4 classes, 20 training and 4 test images of 64 px; 5 and 1 a class" in out
+    assert "4 classes, 20 training and 4 test images of 64 px; 5 and 1 per class" in out
     assert [line.split() for line in out.splitlines() if "glyph 2" in line] == [["glyph", "2", "5", "1"]]
     by_path = facts(command("data", "info", "folder", "--path", top, "--size", "16", "--json"))
     assert by_path["classes"] == found["classes"]
@@ -178,7 +178,7 @@ def test_check(command: Command, glyphs: DataSet, tmp_path: Path) -> None:
     assert found["unreadable"] == []
     code, out, err = command("data", "check", f"folder:{top}")
     assert (code, err) == (0, "")
-    assert out == "4 classes, 20 training and 4 test images of 64 px; 5 and 1 a class\n"
+    assert out == "4 classes, 20 training and 4 test images of 64 px; 5 and 1 per class\n"
     assert facts(command("data", "check", "digits", "--json"))["train"] > 1000
 
 
@@ -252,7 +252,7 @@ def test_prepare_imports_a_folder(command: Command, root: Path, glyphs: DataSet,
     again = command("data", "prepare", "mini-imagenet", "--size", "16")
     assert again[0] == 0
     assert f"MiniImageNet is ready: {root / 'mini-imagenet'}" in again[1]
-    assert "4 classes, 40 training and 8 test images of 16 px; 10 and 2 a class" in again[1]
+    assert "4 classes, 40 training and 8 test images of 16 px; 10 and 2 per class" in again[1]
     assert facts(command("data", "info", "mini-imagenet", "--size", "16", "--json"))["train"] == 40
 
 
