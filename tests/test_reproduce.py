@@ -1,4 +1,4 @@
-"""The paper's tables and figures by their numbers: the runs they want, and the pages they make of them."""
+"""The paper's tables and figures by their numbers: the runs they need, and the pages made from them."""
 
 import csv
 import json
@@ -68,7 +68,7 @@ def test_every_experiment_can_be_run(name: str, scale: Scale) -> None:
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_stand_ins_keep_clear_of_what_settings_were_found_on(name: str) -> None:
+def test_stand_ins_share_nothing_with_the_data_that_settings_were_tuned_on(name: str) -> None:
     """Those are glyphs of data.seed 1 and the classes of TinyImageNet from 50 on."""
     for one in ITEMS[name].experiments:
         data = config_of(one, "mini", 2021).data
@@ -122,7 +122,7 @@ def test_memories(scale: Scale, sizes: list[int], tasks: int) -> None:
     configs = [config_of(one, scale, 2021) for one in some]
     assert [config.plan.memory for config in configs] == sizes
     assert len({replace(config.plan, memory=0) for config in configs}) == 1
-    assert configs[-1] == config_of(replace(LGA, tasks=tasks), scale, 2021)  # a run that other tables have, too
+    assert configs[-1] == config_of(replace(LGA, tasks=tasks), scale, 2021)  # a run that other tables share
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -365,7 +365,7 @@ def test_every_page_of_the_repository_is_filled_and_has_the_figures_of_its_recor
         assert made.replace(str(RESULTS), "docs/results") == kept
 
 
-def test_all_can_be_had_with_the_methods_that_one_names(command: Command, tmp_path: Path) -> None:
+def test_all_items_with_named_methods(command: Command, tmp_path: Path) -> None:
     code, _, err = command("all", "--methods", "lga", "--show", "--runs", RESULTS)
     assert (code, err) == (0, "")
     assert {file.stem for file in (tmp_path / "pages").glob("*.md")} == set(ITEMS)
@@ -390,7 +390,7 @@ def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, t
     assert "# table10 at the published scale: " in (tmp_path / "pages" / "table10-paper.md").read_text()
 
 
-def test_a_page_says_what_the_methods_were_run_with(command: Command, tmp_path: Path) -> None:
+def test_a_page_states_the_settings_of_its_methods(command: Command, tmp_path: Path) -> None:
     assert command("table1", "--show", "--runs", RESULTS)[0] == 0
     [glyphs, photographs] = re.findall(r"^- (.*)$", (tmp_path / "pages" / "table1.md").read_text(), re.MULTILINE)
     assert glyphs.startswith(
@@ -414,7 +414,7 @@ def test_options_of_the_published_scale_are_whole_and_those_of_its_table_are_not
     first = ITEMS["table11"].experiments[0]
     memory = paper_pages._options(ITEMS["table11"], {first: found}, {first: setup_of(first, "mini")})
     assert "convnet" in memory
-    assert "exemplars" not in memory  # a table of its own has them
+    assert "exemplars" not in memory  # they are what the table varies
 
 
 def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does_not_name(
@@ -429,7 +429,7 @@ def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does
     assert {row[2] for row in rows[1:]} == {"5"}
 
 
-def test_bars_are_of_the_seeds_that_all_of_them_have(
+def test_bars_use_the_seeds_that_all_methods_have(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for one in ITEMS["fig7"].experiments:

@@ -1,4 +1,4 @@
-"""The benchmarks run and tell what they measured; how fast a machine is, is not a test's business."""
+"""The benchmarks run and report what they measured; how fast the machine is, no test checks."""
 
 import json
 from typing import Any
