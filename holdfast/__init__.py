@@ -1,25 +1,18 @@
 """Holdfast: federated class-incremental learning in which nobody's classes are forgotten."""
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from holdfast.errors import HoldfastError
 
-if TYPE_CHECKING:
-    from holdfast.experiment import run
-    from holdfast.results.record import Result
-
-__all__ = ["HoldfastError", "Result", "run"]
+__all__ = ["HoldfastError", "Result", "run"]  # their types are in __init__.pyi
 __version__ = "0.1.0"
+
+_HOMES = {"Result": "holdfast.results.record", "run": "holdfast.experiment"}
 
 
 def __getattr__(name: str) -> Any:
-    """On first use only, because PyTorch takes seconds to import and processes that decode images do without."""
-    if name == "run":
-        from holdfast.experiment import run
-
-        return run
-    if name == "Result":
-        from holdfast.results.record import Result
-
-        return Result
-    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    """Imports on first use: PyTorch takes seconds to import, and processes that only decode images do not need it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -7,13 +7,13 @@ one whose manifest or blobs are torn or tampered with is removed, and the one be
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from holdfast import __version__
 from holdfast.errors import HoldfastError
 from holdfast.files import unfinished, write_atomic
 from holdfast.protocol.codec import MalformedMessage, Snapshot, pack, unpack
@@ -56,7 +56,7 @@ class Checkpoints:
         if changed:
             self.segments.append(self._put(_join(changed)))
         population.changed.clear()
-        facts = {"version": version("holdfast"), "done": done, "record": record}
+        facts = {"version": __version__, "done": done, "record": record}
         text = json.dumps({**facts, "parts": parts, "segments": self.segments})
         write_atomic(self._manifest(done), json.dumps({"sha256": _hash(text.encode()), "body": text}).encode())
         self._tidy()
@@ -102,10 +102,10 @@ class Checkpoints:
         if _hash(outer["body"].encode()) != outer["sha256"]:
             raise Damaged("the manifest does not have its hash")
         body: dict[str, Any] = json.loads(outer["body"])
-        if body["version"] != version("holdfast"):
+        if body["version"] != __version__:
             raise HoldfastError(
                 f"{self.folder.parent} was begun by version {body['version']} of Holdfast and this is "
-                f"{version('holdfast')}: go on with that version, or run it into another folder"
+                f"{__version__}: go on with that version, or run it into another folder"
             )
         return body
 

@@ -1,4 +1,4 @@
-"""Several experiments, one after another: what is done is not done again, what was stopped goes on."""
+"""Several experiments, one after another: complete runs are not repeated, stopped runs continue."""
 
 import json
 import re
@@ -26,14 +26,14 @@ SPEC = re.compile(r"\s*([\w-]+)\s*(?:\[(.*)\])?\s*")
 
 @dataclass(frozen=True)
 class Spec:
-    """A method with settings of its own: `lga[cbl=false]`, `fedavg[replay=true, train.lr=0.05]`."""
+    """A method and its settings: `lga[cbl=false]`, `fedavg[replay=true, train.lr=0.05]`."""
 
     name: str
     settings: tuple[tuple[str, Any], ...] = ()
 
     @property
     def text(self) -> str:
-        """As one writes it."""
+        """As a user writes it."""
         words = [
             f"{key.removeprefix('method.')}={value if isinstance(value, str) else json.dumps(value)}"
             for key, value in self.settings
@@ -42,7 +42,7 @@ class Spec:
 
 
 def parse_specs(text: str) -> list[Spec]:
-    """Methods with commas between them; a bare key in brackets is a setting of the method."""
+    """Methods separated by commas; a key in brackets without a section is a setting of the method."""
     if not LIST.fullmatch(text):
         raise HoldfastError(f"--methods {text!r} is not a list such as fedavg,lga[cbl=false]; see 'holdfast methods'")
     specs = []
@@ -54,20 +54,22 @@ def parse_specs(text: str) -> list[Spec]:
             if not word.partition("=")[0].strip() or "=" not in word:
                 raise HoldfastError(
                     f"--methods {part.strip()!r}: {word!r} is not of the form key=value, as in lga[cbl=false]; "
-                    "settings that are lists go into a config"
+                    "put settings that are lists into a config"
                 )
         pairs = [parse_setting(word) for word in words]
         settings = tuple((key if "." in key else f"method.{key}", value) for key, value in pairs)
         if "method.name" in dict(settings):
-            raise HoldfastError(f"--methods {part.strip()!r} names two methods; write the one that is meant")
+            raise HoldfastError(f"--methods {part.strip()!r} names two methods; name only one")
         specs.append(Spec(match[1], settings))
     return specs
 
 
 def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str]:
-    """What to call each method of a comparison, of which `configs` has a run with the same seed: its label, unless that
-    leaves open which spec is meant or does not say all of it; and what a config has for some methods only. Specs that
-    come to the same experiment have one name, which says so."""
+    """What to call each method of a comparison; `configs` has one config per spec, all with the same seed.
+
+    A method is called by its label, unless the label is ambiguous or leaves out a setting; then by its spec. Settings
+    that a config has for some methods only are added. Specs that come to the same experiment share one name, which
+    lists them."""
     runs = [run_name(config) for config in configs]
     labels = {run: config.method.label for run, config in zip(runs, configs, strict=True)}
     texts: dict[str, dict[str, None]] = {run: {} for run in runs}
@@ -86,16 +88,16 @@ def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str
 
 
 def one_protocol(specs: Sequence[Spec], configs: Sequence[Config]) -> None:
-    """Says which method of a comparison, whose runs `configs` has one of, is asked about other images or tasks."""
+    """Raises HoldfastError if a method of a comparison has other images or tasks; `configs` has one config per spec."""
     trees = [to_tree(config) for config in configs]
     keys = [("data", key) for key in {key: None for tree in trees for key in tree["data"]}]
-    for room, key in [*keys, ("plan", "tasks"), ("plan", "order")]:
+    for section, key in [*keys, ("plan", "tasks"), ("plan", "order")]:
         for spec, tree in zip(specs, trees, strict=True):
-            here, there = tree[room].get(key), trees[0][room].get(key)
+            here, there = tree[section].get(key), trees[0][section].get(key)
             if here != there:
                 raise HoldfastError(
-                    f"{spec.text} has {room}.{key}={here} and {specs[0].text} has {there}, so their figures are not to "
-                    f"be compared; set {room}.{key} for all methods"
+                    f"{spec.text} has {section}.{key}={here} and {specs[0].text} has {there}, so they cannot be "
+                    f"compared; set {section}.{key} for all methods"
                 )
 
 
@@ -119,7 +121,7 @@ def known_runs(folder: Path, needs: str | None = None) -> dict[str, Path]:
 
 
 def run_all(configs: Sequence[Config], folder: Path, needs: str | None = None) -> list[Run]:
-    """Plays every run that is not complete anywhere below `folder`, with one view of all of them; a run without a file
+    """Runs each config that has no complete run anywhere below `folder`, under one progress bar. A run without a file
     called `needs` is not complete."""
     unique = {run_name(config): config for config in configs}
     known = known_runs(folder, needs)
@@ -141,13 +143,13 @@ def run_all(configs: Sequence[Config], folder: Path, needs: str | None = None) -
             runs[name] = run_to_folder(config, folder / name, Overall(bar, all_runs))
             done += 1
             bar.update(all_runs, note=f"{done} of {len(unique)}")
-            if bar.disable:  # for a log file
+            if bar.disable:  # standard error is a log file
                 bar.console.print(f"{done} of {len(unique)} runs: {name}", highlight=False)
     return [runs[run_name(config)] for config in configs]
 
 
 def _lengths(configs: Mapping[str, Config]) -> dict[str, int]:
-    """How many trainings of clients each run has; the same for all that differ in their method alone."""
+    """How many times a client trains in each run; the same for all runs that differ in their method alone."""
     known: dict[str, int] = {}
     lengths = {}
     for name, config in configs.items():

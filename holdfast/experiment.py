@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from rich.progress import Progress, TaskID, TextColumn
 
+from holdfast import __version__
 from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.decoding import cores
@@ -250,7 +250,7 @@ def _named(config: Config, data: DataSet) -> dict[str, Any]:
     """What a result says about which run it is."""
     same = {key: value for key, value in _identity(config).items() if key != "seed"}
     return {
-        "version": version("holdfast"),
+        "version": __version__,
         "experiment": _digest({**same, "images": data.fingerprint} if own_images(config) else same),
         "method": config.method.label,
         "dataset": config.data.name,

@@ -23,7 +23,7 @@ class Guess:
 
     image: str
     classes: list[str]
-    probabilities: list[float] | None  # where the method has them
+    probabilities: list[float] | None  # None: the method has none
 
 
 def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:

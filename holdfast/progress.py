@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def progress_bar(*extra: TextColumn) -> Progress:
-    """A bar with count, time gone and time left; `extra` columns come before the times. Silent where nobody looks."""
+    """A bar with count, elapsed and remaining time; `extra` columns come before these. Silent without a terminal."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("[bold]{task.description}"),
@@ -26,7 +26,7 @@ def progress_bar(*extra: TextColumn) -> Progress:
 
 
 def track(items: Iterable[T], text: str, total: int) -> Iterator[T]:
-    """Yields `items` while a bar named `text` moves on."""
+    """Yields `items` while a bar named `text` advances."""
     with progress_bar() as bar:
         task = bar.add_task(text, total=total)
         for item in items:

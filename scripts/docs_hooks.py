@@ -1,4 +1,4 @@
-"""What the site has that its Markdown files have not: the settings, the benchmarks, the reproduced pages."""
+"""Adds to the site what its Markdown files lack: the settings, the benchmarks, the reproduced pages."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Decodes a generated ImageNet of many files with a kill in the middle: `python scripts/large_folder.py [CLASSES]`.
 
-Prints one line of JSON: files, seconds, how many files the second process found decoded, the largest memory of any
-process, and the bytes of the cache. Files are written to a temporary folder, and removed."""
+Prints one line of JSON: files, seconds, how many files were decoded before the kill, the peak memory of any process,
+and the size of the cache. The files are in a temporary folder, which is removed at the end."""
 
 import io
 import json
@@ -22,7 +22,7 @@ KILL_AT = 0.4  # of the blocks
 
 
 def write_files(root: Path, classes: int) -> int:
-    """ImageNet's layout; a hundred different pictures, each under many names."""
+    """Writes ImageNet's layout: a hundred different pictures, each under many names."""
     rng = np.random.Generator(np.random.PCG64(0))
     blobs = []
     for _ in range(100):
@@ -40,7 +40,7 @@ def write_files(root: Path, classes: int) -> int:
 
 
 def journalled(cache: Path) -> int:
-    """Files that are decoded by now."""
+    """How many files have been decoded so far."""
     lines = [line for file in cache.glob("holdfast/.*.growing/*.jsonl") for line in file.read_text().splitlines()]
     return sum(json.loads(line)[1] for line in lines if line.endswith("]"))
 

@@ -1,9 +1,9 @@
-"""Kills runs at random moments and compares what they come to with a run that nobody disturbed.
+"""Kills runs at random moments and compares their results with an uninterrupted run.
 
-`python scripts/torture.py [--kills 50] [--seed 0]`. A run kills itself (`kill -9`) a random few milliseconds after a
-random entry into a chosen place: in the middle of a round, of a checkpoint, of a single file's writing, at a task's
-change, in the proxy's work; in both engines in turn. Then it is gone on with until it is killed again or complete.
-The exit code is 1 if any differs in a bit of its model, or in its record or result (but for the seconds)."""
+`python scripts/torture.py [--kills 50] [--seed 0]`. A run kills itself (`kill -9`) a random few milliseconds after it
+has entered a chosen place a random number of times: a round, a checkpoint, the writing of a file, a change of task, the
+proxy's work. Both engines take turns. The run is then resumed until it is killed again or complete. The exit code is 1
+if any run differs in a bit of its model, or in its record or result (apart from the seconds)."""
 
 import argparse
 import json
@@ -50,18 +50,18 @@ name = "lga"
 iterations = 10
 perturb_steps = 10
 """
-KILLS_A_RUN = 5
+KILLS_PER_RUN = 5
 PLACES: dict[str, tuple[Any, str]] = {
     "round": (rounds, "_run_round"),
     "checkpoint": (checkpoint.Checkpoints, "save"),
-    "file": (os, "replace"),  # between the writing of a temporary file and its getting its name
+    "file": (os, "replace"),  # between writing a temporary file and renaming it
     "task change": (rounds, "_grow"),
     "proxy": (proxy.PrototypeServer, "judge"),
 }
 
 
 def die_in(place: str, entry: int, delay: float) -> None:
-    """Arranges that this process kills itself `delay` seconds after it has entered a place for this time."""
+    """Makes this process kill itself `delay` seconds after the given entry into a place."""
     owner, name = PLACES[place]
     original: Callable[..., Any] = getattr(owner, name)
     entries = 0
@@ -82,14 +82,14 @@ def _die(delay: float) -> None:
 
 
 def start(folder: Path, engine: str, kill: tuple[str, int, float] | None) -> int:
-    """Runs, or goes on with, the run in `folder`; the exit code is -9 if it was killed."""
+    """Starts or resumes the run in `folder`; the exit code is -9 if it was killed."""
     moment = [] if kill is None else ["--die", *map(str, kill)]
     command = [sys.executable, __file__, *moment, "--victim", str(folder), engine]
     return subprocess.run(command, capture_output=True, timeout=600, check=False).returncode
 
 
 def outcome(folder: Path) -> tuple[bytes, Any, Any]:
-    """All that must be equal."""
+    """Everything that must be equal."""
     record = [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
     for line in record:
         del line["seconds"]
@@ -109,7 +109,7 @@ def torture(kills: int, seed: int) -> int:
             number += 1
             folder, engine = Path(top) / f"run-{number}", ("serial", "pool")[number % 2]
             survived = mine = 0
-            while mine < KILLS_A_RUN and done < kills and survived < 3 and not (folder / "result.json").exists():
+            while mine < KILLS_PER_RUN and done < kills and survived < 3 and not (folder / "result.json").exists():
                 place = list(PLACES)[(done + number) % len(PLACES)]
                 entry = chance.randint(1, 30 if place == "file" else 3)
                 delay = chance.choice([0, 0.002, 0.02, 0.2]) * chance.random()

@@ -1,12 +1,16 @@
-"""A rival's settings at mini scale, found by one rule for all: `python scripts/tune.py METHOD [--report]`.
+"""Finds a rival's settings at mini scale, by one rule for all: `python scripts/tune.py METHOD [--report]`.
 
-Six trials on glyphs-mini (other characters than are reported): three learning rates a factor of two apart, a fourth
-beyond the best if it is at the edge, else between it and its better neighbour; then, with what was best so far, the
-method's variants one by one (by whom it answers, for example); with what is best now the method's main weight over
-three, and, if a trial is left, over nine if that was better, else times three. A method without a weight tries further
-learning rates for the trials that are left. Where a variant changes the network (DyTox), the fourth rate is tried after
-the variants, with the best of them. Two more on tiny-mini (other classes than are reported): the chosen rate and half
-of it. Then, with --report, the three reported seeds of both protocols. What is done already is not done again."""
+There are six trials on glyphs-mini, with other characters than those reported:
+
+1. Three learning rates, a factor of two apart.
+2. A fourth rate: beyond the best one if that is at the edge, otherwise between it and its better neighbour. Where a
+   variant changes the network (DyTox), this trial comes after the variants, with the best of them.
+3. The method's variants one by one, for example other ways to classify, each with the best settings so far.
+4. The method's main weight divided by three, again with the best settings; then, if a trial is left, divided by nine if
+   that was better, otherwise times three. A method without a weight spends the remaining trials on learning rates.
+
+Two more trials on tiny-mini, with other classes than those reported, compare the chosen rate with half of it. With
+--report, the three reported seeds of both protocols follow. Trials that are complete are not repeated."""
 
 import json
 import subprocess
@@ -47,7 +51,7 @@ Setting = dict[str, object]  # the learning rate, and what differs from the meth
 
 
 def defaults(method: str) -> Setting:
-    """The method's own values of everything that its trials change."""
+    """The method's default for every setting that its trials change."""
     rival = RIVALS[method]
     changed = [*(key for variant in rival.variants for key in variant), *([rival.weight[0]] if rival.weight else [])]
     return {key: getattr(METHODS[method](), key) for key in changed}
@@ -56,7 +60,7 @@ def defaults(method: str) -> Setting:
 def run(method: str, protocol: str, setting: Setting, out: Path, seed: int = 2021, *more: str) -> float:
     """The average accuracy in per cent; 0 where training diverged."""
     if not (out / "result.json").exists() and not (out / "diverged").exists():
-        whole = {**defaults(method), **setting}  # the config has what was found in the end
+        whole = {**defaults(method), **setting}  # the config has the final settings
         keys = {"train.lr" if key == "lr" else f"method.{key}": value for key, value in whole.items()}
         sets = [*more, "run.engine=serial", *(f"{key}={json.dumps(value)}" for key, value in keys.items())]
         flags = [part for one in sets for part in ("--set", one)]

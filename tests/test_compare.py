@@ -1,4 +1,4 @@
-"""Several experiments: which are asked for, what is run, what is not run again, and what the command prints."""
+"""Several experiments: which are wanted, which are run, which are not repeated, and what the command prints."""
 
 import csv
 import json
@@ -35,12 +35,12 @@ Settings = dict[str, Any]
         ("lga[]", [Spec("lga")]),
     ],
 )
-def test_methods_with_settings_of_their_own(text: str, specs: list[Spec]) -> None:
+def test_methods_with_settings(text: str, specs: list[Spec]) -> None:
     assert parse_specs(text) == specs
 
 
 @pytest.mark.parametrize("text", ["", ",", " ", "lga[cbl=false", "lga[cbl]", "[cbl=false]", "a=b", "lga]", "lga[]]"])
-def test_what_is_no_list_of_methods(text: str) -> None:
+def test_malformed_lists_of_methods(text: str) -> None:
     with pytest.raises(HoldfastError):
         parse_specs(text)
 
@@ -50,7 +50,7 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1,", "one", "1.5", "1;2"])
-def test_what_is_no_list_of_seeds(text: str) -> None:
+def test_malformed_lists_of_seeds(text: str) -> None:
     with pytest.raises(HoldfastError, match="is not a list such as 2021,2022,2023"):
         parse_seeds(text)
 
@@ -60,7 +60,7 @@ def named(small: Settings, text: str) -> list[str]:
     return names_of_specs(specs, grid(lambda settings: load_config(small, settings), specs, [1]))
 
 
-def test_rows_are_called_so_that_one_knows_which_is_which(small: Settings) -> None:
+def test_names_of_rows_are_unambiguous(small: Settings) -> None:
     assert named(small, "fedavg[replay=true],lga[cbl=false],lga") == ["fedavg replay", "lga w/o cbl", "lga"]
     three = named(small, "fedavg[train.lr=0.1], fedavg[train.lr=0.05],fedavg")
     assert three == ["fedavg[train.lr=0.1] = fedavg", "fedavg[train.lr=0.05]", "fedavg[train.lr=0.1] = fedavg"]
@@ -69,7 +69,7 @@ def test_rows_are_called_so_that_one_knows_which_is_which(small: Settings) -> No
     assert two == ["lga[form=sigmoid,train.lr=0.5]", "lga[form=sigmoid]"]
 
 
-def test_what_a_config_has_for_one_method_only_is_said(small: Settings) -> None:
+def test_names_include_settings_that_a_config_has_for_one_method_only(small: Settings) -> None:
     own = {**small, "for": {"lga": {"plan": {"memory": 5}, "train": {"lr": 0.3}}}}
     assert named(own, "fedavg,lga") == [f"fedavg (plan.memory={load_config(small).plan.memory})", "lga (plan.memory=5)"]
     assert named(small, "fedavg,lga[plan.memory=5]")[1] == "lga[plan.memory=5]"
@@ -83,7 +83,7 @@ def test_the_grid_has_every_method_with_every_seed(small: Settings) -> None:
 
 
 def test_a_setting_of_one_is_not_taken_for_a_switch(small: Settings) -> None:
-    """The names by which experiments are told apart in every table."""
+    """The names that tell experiments apart in every table."""
     specs = parse_specs("lga[perturb_steps=1],lga[cbl=false],fedavg[replay=true]")
     configs = grid(lambda settings: load_config(small, settings), specs, [1])
     assert [config.method.label for config in configs] == ["lga perturb_steps=1", "lga w/o cbl", "fedavg replay"]
@@ -94,7 +94,7 @@ def config_of(small: Settings, seed: int, **method: Any) -> Config:
 
 
 def same(a: Result, b: Result) -> bool:
-    """All that does not depend on the clock."""
+    """Everything that does not depend on the clock."""
     return {**a.to_json(), "seconds": None} == {**b.to_json(), "seconds": None}
 
 
@@ -102,7 +102,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
-def test_what_is_missing_is_run_and_what_is_done_is_found_wherever_it_lies(small: Settings, tmp_path: Path) -> None:
+def test_missing_runs_are_made_and_complete_ones_are_found_in_any_subfolder(small: Settings, tmp_path: Path) -> None:
     first, second = config_of(small, 1), config_of(small, 2)
     alone = run_to_folder(first, tmp_path / "alone").result
     runs = tmp_path / "runs"
@@ -145,7 +145,7 @@ COMPARE = ["compare", "config.toml", "--methods", "fedavg,fedavg[replay=true]", 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a config and a comparison that was killed in its third run and then made again."""
+    """A folder with a config and a comparison that was killed in its third run and then repeated."""
     where = tmp_path_factory.mktemp("compared")
     tree = {
         "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
@@ -173,7 +173,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def test_a_killed_comparison_goes_on_where_it_was(compared: Path) -> None:
+def test_a_killed_comparison_continues_where_it_stopped(compared: Path) -> None:
     said = (compared / "stderr").read_text()
     assert "fedavg: going on after round " in said
     assert [line.split(":")[0] for line in said.splitlines() if " runs: " in line] == ["1 of 2 runs", "2 of 2 runs"]
@@ -185,7 +185,7 @@ def test_a_killed_comparison_goes_on_where_it_was(compared: Path) -> None:
     assert {file: Path(file).stat().st_mtime_ns for file in finished} == finished
 
 
-def test_a_killed_comparison_has_the_results_of_runs_by_themselves(compared: Path, tmp_path: Path) -> None:
+def test_a_killed_comparison_has_the_results_of_separate_runs(compared: Path, tmp_path: Path) -> None:
     for name, folder in known_runs(compared / "runs").items():
         alone = run_to_folder(load_config(folder / "config.toml"), tmp_path / name)
         assert same(read_result(folder), alone.result)
@@ -231,7 +231,7 @@ def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["--measure", "f2"], "unknown --measure f2; use accuracy, f1, recall,"),
-        (["--reference", "lga"], "--reference 'lga' is none of the methods compared: fedavg, fedavg replay"),
+        (["--reference", "lga"], "--reference 'lga' is not one of the compared methods: fedavg, fedavg replay"),
         (["--methods", "fedagv"], "unknown method 'fedagv'; did you mean 'fedavg'?"),
         (["--methods", "fedavg[replai=true]"], "unknown setting 'method.replai'; did you mean 'replay'?"),
         (["--methods", "lga[cbl]"], "'cbl' is not of the form"),
@@ -252,7 +252,7 @@ def test_every_form_of_the_command(command: Command, tmp_path: Path) -> None:
         (["--methods", "fedavg,lga[plan.tasks=2]"], "lga[plan.tasks=2] has plan.tasks=2 and fedavg has 3"),
         (
             ["--methods", "fedavg,lga[data.seed=2]"],
-            "has 0, so their figures are not to be compared; set data.seed",
+            "has 0, so they cannot be compared; set data.seed",
         ),
         (["--methods", "fedavg,lga[plan.order=random:3]"], "plan.order=random:3 and fedavg has natural"),
         (["--methods", "lga[plan.order=[1,2]]"], "is not a list such as"),
@@ -271,7 +271,7 @@ def test_bad_input_is_one_sentence(command: Command, compared: Path, words: list
     assert times(compared) == before
 
 
-def test_sizes_of_tasks_may_stand_in_brackets_or_without(command: Command) -> None:
+def test_sizes_of_tasks_with_and_without_brackets(command: Command) -> None:
     for sizes in ("3,4", "[3,4]"):
         code, _, err = command("--tasks", sizes)
         assert (code, err.strip().count("\n")) == (2, 0)
@@ -279,7 +279,7 @@ def test_sizes_of_tasks_may_stand_in_brackets_or_without(command: Command) -> No
 
 
 def test_specs_of_one_method_are_rows_with_their_own_names(command: Command) -> None:
-    """Nothing is run: the first two come to what is there already."""
+    """Nothing is run: the runs of the first two exist already."""
     specs = "fedavg[train.lr=0.1],fedavg,fedavg[replay=true]"
     code, out, _ = command("--methods", specs, "--reference", "fedavg", "--json")
     facts = json.loads(out)
@@ -289,11 +289,11 @@ def test_specs_of_one_method_are_rows_with_their_own_names(command: Command) -> 
     assert json.loads(command("--methods", specs, "--reference", "fedavg[train.lr = 0.1]", "--json")[1]) == facts
 
 
-def test_one_who_stops_it_is_told_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_it_says_how_to_continue(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("holdfast.cli.results.run_all", stop)
     code, out, err = command()
     assert (code, out) == (130, "")
-    assert "stopped; what was done is kept, and the same command goes on" in err
+    assert "stopped; what is finished is kept, and the same command continues from there" in err

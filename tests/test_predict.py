@@ -1,4 +1,4 @@
-"""Guesses about images: with percentages where the method has them, without where it has not."""
+"""Predicted classes: with probabilities if the method has them, without if not."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,16 +31,14 @@ def stored(folder: Path, **method: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["lga", "podnet", "dde"])
-def test_a_head_says_how_probable_each_class_is(tmp_path: Path, name: str) -> None:
+def test_a_head_gives_probabilities(tmp_path: Path, name: str) -> None:
     [guess] = predict(tmp_path, [stored(tmp_path, name=name)])
     assert sorted(guess.classes) == ["cat", "dog"]
     assert guess.probabilities is not None
     assert sum(guess.probabilities) == pytest.approx(1)
 
 
-def test_the_nearest_mean_says_no_more_than_which(
-    tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_the_nearest_mean_gives_no_probabilities(tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]]) -> None:
     image = stored(tmp_path, name="icarl", inference="nme")
     [guess] = predict(tmp_path, [image])
     assert sorted(guess.classes) == ["cat", "dog"]
@@ -51,7 +49,7 @@ def test_the_nearest_mean_says_no_more_than_which(
     assert "%" not in shown
 
 
-def test_podnets_learned_scale_makes_it_surer(tmp_path: Path) -> None:
+def test_podnets_learned_scale_sharpens_probabilities(tmp_path: Path) -> None:
     image = stored(tmp_path, name="podnet")
     before = predict(tmp_path, [image])[0]
     weights, facts = read_model(tmp_path / "model.safetensors")

@@ -30,21 +30,21 @@ def test_the_example_method_trains(small: dict[str, Any], monkeypatch: pytest.Mo
     monkeypatch.setitem(METHODS, "calm", module.Calm)
     config = load_config({**small, "method": {"name": "calm", "weight": 0.5}})
     data = load_data(config.data)
-    lines = [played.line for played in run_rounds(build_federation(config, data, plan_of(config, data)), Serial())]
+    lines = [done.line for done in run_rounds(build_federation(config, data, plan_of(config, data)), Serial())]
     assert set(lines[-1]["losses"]) == {"classification", "penalty"}
     assert lines[-1]["losses"]["penalty"] > 0
 
 
-def test_the_map_names_every_room_and_no_other() -> None:
+def test_the_layout_names_every_module_and_no_other() -> None:
     named = set()
     for cell in re.findall(r"^\| (`.*?) \|", TEXT, re.M):
         files = re.findall(r"`([^`]+)`", cell)
         folder = files[0].rsplit("/", 1)[0]
         named |= {file if "/" in file else f"{folder}/{file}" for file in files}
     assert all((ROOT / file).exists() for file in named), [file for file in named if not (ROOT / file).exists()]
-    rooms = {file.relative_to(ROOT).as_posix() for file in (ROOT / "holdfast").rglob("*.py")}
-    covered = {room for room in rooms if any(room.startswith(f) for f in named if f.endswith("/"))} | named
-    unnamed = {room for room in rooms - covered if not room.endswith(("__init__.py", "__main__.py"))}
+    modules = {file.relative_to(ROOT).as_posix() for file in (ROOT / "holdfast").rglob("*.py")}
+    covered = {module for module in modules if any(module.startswith(f) for f in named if f.endswith("/"))} | named
+    unnamed = {module for module in modules - covered if not module.endswith(("__init__.py", "__main__.py"))}
     assert unnamed == set()
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures by their numbers: the runs they want, and the pages they make of them."""
+"""The paper's tables and figures by their numbers: the runs they need, and the pages made from them."""
 
 import csv
 import json
@@ -19,8 +19,9 @@ from holdfast.data.glyphs import CHARACTERS
 from holdfast.experiment import run_name
 from holdfast.paper import pages as paper_pages
 from holdfast.paper import published as paper
+from holdfast.paper.items import ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale
 from holdfast.paper.tables import Found
-from holdfast.reproduce import CLASSES, ITEMS, PROXY, REPLAY, SHORT, Experiment, Scale, config_of, passes, spec_of
+from holdfast.reproduce import CLASSES, config_of, passes, setup_of, spec_of
 from holdfast.results import plots
 from holdfast.results.comparison import MEASURES
 from holdfast.results.record import read_result, write_result
@@ -67,7 +68,7 @@ def test_every_experiment_can_be_run(name: str, scale: Scale) -> None:
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_stand_ins_keep_clear_of_what_settings_were_found_on(name: str) -> None:
+def test_stand_ins_share_nothing_with_the_data_that_settings_were_tuned_on(name: str) -> None:
     """Those are glyphs of data.seed 1 and the classes of TinyImageNet from 50 on."""
     for one in ITEMS[name].experiments:
         data = config_of(one, "mini", 2021).data
@@ -121,7 +122,7 @@ def test_memories(scale: Scale, sizes: list[int], tasks: int) -> None:
     configs = [config_of(one, scale, 2021) for one in some]
     assert [config.plan.memory for config in configs] == sizes
     assert len({replace(config.plan, memory=0) for config in configs}) == 1
-    assert configs[-1] == config_of(replace(LGA, tasks=tasks), scale, 2021)  # a run that other tables have, too
+    assert configs[-1] == config_of(replace(LGA, tasks=tasks), scale, 2021)  # a run that other tables share
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -325,7 +326,7 @@ def test_the_list_says_what_each_costs(command: Command, tmp_path: Path, scale: 
     figure = next(fact for fact in facts if fact["item"] == "fig5")
     assert figure["images_a_seed"] == passes(config_of(LGA, scale, 0))
     text = command("list", "--scale", scale)[1]
-    assert "hours a seed" in text
+    assert "hours per seed" in text
     assert all(f" {name} " in text for name in ITEMS)
     assert not list(tmp_path.iterdir())
 
@@ -364,7 +365,7 @@ def test_every_page_of_the_repository_is_filled_and_has_the_figures_of_its_recor
         assert made.replace(str(RESULTS), "docs/results") == kept
 
 
-def test_all_can_be_had_with_the_methods_that_one_names(command: Command, tmp_path: Path) -> None:
+def test_all_items_with_named_methods(command: Command, tmp_path: Path) -> None:
     code, _, err = command("all", "--methods", "lga", "--show", "--runs", RESULTS)
     assert (code, err) == (0, "")
     assert {file.stem for file in (tmp_path / "pages").glob("*.md")} == set(ITEMS)
@@ -389,27 +390,31 @@ def test_pages_of_the_two_scales_do_not_overwrite_each_other(command: Command, t
     assert "# table10 at the published scale: " in (tmp_path / "pages" / "table10-paper.md").read_text()
 
 
-def test_a_page_says_what_the_methods_were_run_with(command: Command, tmp_path: Path) -> None:
+def test_a_page_states_the_settings_of_its_methods(command: Command, tmp_path: Path) -> None:
     assert command("table1", "--show", "--runs", RESULTS)[0] == 0
     [glyphs, photographs] = re.findall(r"^- (.*)$", (tmp_path / "pages" / "table1.md").read_text(), re.MULTILINE)
-    assert glyphs.startswith("CIFAR-100, T = 5: 100 training images a class, 12 clients and 4 more in each task, 5 sel")
-    assert "60 % of a task's classes a client, 100 exemplars a client, convnet. replay: lr=0.1; icarl: lr" in glyphs
+    assert glyphs.startswith(
+        "CIFAR-100, T = 5: 100 training images per class, 12 clients and 4 more in each task, 5 sel"
+    )
+    assert "60 % of a task's classes per client, 100 exemplars per client, convnet. replay: lr=0.1; icarl: lr" in glyphs
     assert "; icarl: lr=2, inference=nme; bic: lr=0.1; " in glyphs
     assert glyphs.endswith("lga w/o psr: lr=1; lga: lr=1.")
     assert photographs.startswith("MiniImageNet, T = 5: ")
-    assert "200 exemplars a client, convnet. replay: lr=0.05;" in photographs
+    assert "200 exemplars per client, convnet. replay: lr=0.05;" in photographs
 
 
 def test_options_of_the_published_scale_are_whole_and_those_of_its_table_are_not_repeated() -> None:
     one = Experiment("cifar100", 10, "lga w/o cbl")
     found = Found((), ())
-    text = paper_pages._options(ITEMS["table3"], "paper", {one: found, replace(one, method="bic"): found})
+    runs = {one: found, replace(one, method="bic"): found}
+    text = paper_pages._options(ITEMS["table3"], runs, {one: setup_of(one, "paper") for one in runs})
     paper_says = "detector=fixed, iterations=300, start=white, patience=0"
     assert f"lga w/o cbl: lr=2, {paper_says}, schedule=steps, milestones=" in text
     assert "bic: lr=0.1, schedule=steps, milestones=[0.4, 0.6, 0.8], gamma=0.1" in text
-    memory = paper_pages._options(ITEMS["table11"], "mini", {ITEMS["table11"].experiments[0]: found})
+    first = ITEMS["table11"].experiments[0]
+    memory = paper_pages._options(ITEMS["table11"], {first: found}, {first: setup_of(first, "mini")})
     assert "convnet" in memory
-    assert "exemplars" not in memory  # a table of its own has them
+    assert "exemplars" not in memory  # they are what the table varies
 
 
 def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does_not_name(
@@ -424,7 +429,7 @@ def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does
     assert {row[2] for row in rows[1:]} == {"5"}
 
 
-def test_bars_are_of_the_seeds_that_all_of_them_have(
+def test_bars_use_the_seeds_that_all_methods_have(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for one in ITEMS["fig7"].experiments:

@@ -1,4 +1,4 @@
-"""`holdfast bench`: how fast it is, as ratios measured in one run on the machine at hand."""
+"""`holdfast bench`: how fast Holdfast is, as ratios that are measured in one run on this machine."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ratio:
-    """A measured ratio, and what it should be."""
+    """A measured ratio and its bound."""
 
     name: str
     value: float
     bound: float
-    at_most: bool = False  # the bound is from above
+    at_most: bool = False  # the bound is an upper one
 
     @property
     def holds(self) -> bool:
@@ -24,7 +24,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark found: its ratios, and a table of what they were made from."""
+    """What a benchmark found: its ratios, and a table of the measurements behind them."""
 
     ratios: list[Ratio]
     head: list[str]

@@ -1,6 +1,6 @@
-"""The least that an LGA round could cost: one of the processes of a loop over ready tensors, with nothing around it.
+"""The least that an LGA round can cost: one process of a bare loop over tensors that are ready.
 
-It builds its tensors, says `ready`, and then, for every line on standard input, runs once and prints its seconds."""
+It builds its tensors and prints `ready`. Then, for each line on standard input, it runs once and prints its seconds."""
 
 import json
 import sys

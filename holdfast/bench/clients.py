@@ -1,7 +1,7 @@
-"""What a round costs when more and more clients are registered and ten of them are selected.
+"""The cost of a round as the number of registered clients grows while ten are selected.
 
-Run as a module with a number of clients, it plays a federation of that size and prints what it found as JSON: a process
-of its own for each size, so that its memory can be told."""
+As a module with a number of clients as its argument, it runs a federation of that size and prints what it measured as
+JSON. Each size has a separate process, so that its memory can be measured."""
 
 import json
 import resource
@@ -24,9 +24,9 @@ from holdfast.results.record import Record
 from holdfast.simulation.rounds import run_rounds
 
 SIZES = [30, 300, 3_000, 30_000, 100_000]
-IMAGES = 20  # a class
+IMAGES = 20  # per class
 BOUND = 1.3
-IDLE = 10_000  # bytes that a client more may cost
+IDLE = 10_000  # bytes that an additional idle client may cost
 
 
 def measure(tell: Callable[[str], None]) -> Report:
@@ -53,12 +53,12 @@ def measure(tell: Callable[[str], None]) -> Report:
         ),
         Ratio("bytes of an idle client", idle, IDLE, at_most=True),
     ]
-    head = ["clients", "seconds a round", "slowest round", "setting up", "peak memory, MB"]
+    head = ["clients", "seconds per round", "slowest round", "setting up", "peak memory, MB"]
     return Report(ratios, head, rows, {"sizes": found})
 
 
-def play_one(clients: int) -> dict[str, Any]:
-    """Two tasks of LGA, all rounds with record and checkpoint; every client holds the same images."""
+def run_one(clients: int) -> dict[str, Any]:
+    """Runs two tasks of LGA with record and checkpoint; every client holds the same images."""
     config = load_config(
         {
             "data": {"name": "glyphs", "classes": 10, "train_per_class": IMAGES, "test_per_class": 20, "size": 32},
@@ -84,19 +84,19 @@ def play_one(clients: int) -> dict[str, Any]:
         with Record(Path(folder)) as record, choose_engine(config, data, federation) as engine:
             setup = perf_counter() - start
             start = perf_counter()
-            for finished in run_rounds(federation, engine):
-                record.write(finished.line)
-                checkpoints.save(finished.line["round"], federation, finished.counts)
+            for done in run_rounds(federation, engine):
+                record.write(done.line)
+                checkpoints.save(done.line["round"], federation, done.counts)
                 seconds.append(perf_counter() - start)
                 start = perf_counter()
     return {
         "clients": clients,
         "setup_seconds": setup,
-        "round_seconds": mean(seconds[1:]),  # in the first the workers are still being started
+        "round_seconds": mean(seconds[1:]),  # during the first, the workers are still starting
         "slowest_seconds": max(seconds[1:]),
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(play_one(int(sys.argv[1]))))
+    print(json.dumps(run_one(int(sys.argv[1]))))

@@ -1,4 +1,4 @@
-"""How many images a second are decoded, by one core and by all."""
+"""How many images are decoded per second, by one core and by all."""
 
 import tempfile
 from collections.abc import Callable
@@ -16,7 +16,7 @@ BOUND = 1.7
 
 
 def measure(tell: Callable[[str], None]) -> Report:
-    """Decodes JPEG files of 128 pixels to 64, each several times."""
+    """Decodes JPEG files from 128 pixels to 64, each several times."""
     with tempfile.TemporaryDirectory() as folder:
         tell(f"writing {FILES} JPEG files")
         names = _write(Path(folder))
@@ -31,11 +31,11 @@ def measure(tell: Callable[[str], None]) -> Report:
             speeds[processes] = FILES * TIMES / (perf_counter() - start)
     rows = [[str(processes), f"{speed:.0f}"] for processes, speed in speeds.items()]
     ratio = Ratio(f"{cores()} processes / 1", speeds[cores()] / speeds[1], BOUND)
-    return Report([ratio], ["processes", "images a second"], rows, {"images_a_second": speeds})
+    return Report([ratio], ["processes", "images per second"], rows, {"images_a_second": speeds})
 
 
 def _write(folder: Path) -> list[str]:
-    """Smooth random pictures: a few waves of each colour."""
+    """Writes smooth random pictures: a few waves per colour."""
     rng = np.random.Generator(np.random.PCG64(0))
     names = [f"{i}.jpg" for i in range(FILES)]
     for start in range(0, FILES, 100):

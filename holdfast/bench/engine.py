@@ -1,4 +1,4 @@
-"""How much of a round is arithmetic that no engine could do without, and what a pool gains over one process."""
+"""How much of a round is arithmetic that every engine must do, and what a pool gains over one process."""
 
 import json
 import statistics
@@ -35,11 +35,11 @@ GAIN = 1.7  # of a pool of two over one process
 SAVING = 0.02  # of a round
 COUNTED = {"resnet18": 1, "convnet": 3}  # rounds that are measured
 TASKS = [1, 4]  # classes
-IMAGES, EXEMPLARS, TEST = 25, 28, 103  # of a class, of a client, of a class
+IMAGES, EXEMPLARS, TEST = 25, 28, 103  # per class, per client, per class
 
 
 def measure(networks: list[str], tell: Callable[[str], None]) -> Report:
-    """Plays two tasks of LGA with ten equal clients and measures the rounds in the middle of the second."""
+    """Runs two tasks of LGA with ten equal clients and measures the rounds in the middle of the second."""
     ratios, rows, facts = [], [], {}
     with one_thread():
         for network in networks:
@@ -57,7 +57,7 @@ def measure(networks: list[str], tell: Callable[[str], None]) -> Report:
 
 
 def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    rounds_a_task = COUNTED[network] + 2
+    rounds_per_task = COUNTED[network] + 2
     config = load_config(
         {
             "data": {
@@ -74,7 +74,7 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
                 "selected": CLIENTS,
                 "class_share": 1.0,
                 "move_on": 1.0,
-                "rounds": rounds_a_task,
+                "rounds": rounds_per_task,
                 "memory": EXEMPLARS,
             },
             "model": {"name": network},
@@ -85,7 +85,7 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
     data = load_data(config.data)
     plan = plan_of(config, data)
     federation, alone = (build_federation(config, data, plan) for _ in range(2))
-    batches = [TASKS[1] * IMAGES + min(IMAGES, EXEMPLARS)] * CLIENTS * EPOCHS[network]  # one a client and epoch
+    batches = [TASKS[1] * IMAGES + min(IMAGES, EXEMPLARS)] * CLIENTS * EPOCHS[network]  # one per client and epoch
     asked = [*TASKS[1] * _chunks(IMAGES), *_chunks(sum(TASKS) * TEST)]  # class by class, and the test set
     bare, rounds, saving, phases = [], [], [], []
     gain = rebuilding = 0.0
@@ -94,25 +94,25 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
         pool = stack.enter_context(pool_of(federation, data, cores()))
         loop = stack.enter_context(_bare_loop(network, TASKS, batches, asked))
         record, checkpoints = stack.enter_context(Record(folder)), Checkpoints(folder)
-        last = 2 * rounds_a_task - 1
+        last = 2 * rounds_per_task - 1
         for number in range(last):
             tell(f"{network}: round {number + 1} of {last}")
-            counted = number > rounds_a_task  # in the second task, after its first round and before its last
+            counted = number > rounds_per_task  # in the second task, after its first round and before its last
             if counted:
                 bare.append(loop())
-            played, seconds = _timed(federation, pool, number)
+            done, seconds = _timed(federation, pool, number)
             start = perf_counter()
-            record.write(played.line)
-            checkpoints.save(number + 1, federation, played.counts)
+            record.write(done.line)
+            checkpoints.save(number + 1, federation, done.counts)
             saved = perf_counter() - start
             if counted:
                 rounds.append(seconds + saved)
                 saving.append(saved / rounds[-1])
-                phases.append({**played.line["seconds"], "checkpoint": saved})
-            if number == rounds_a_task:
-                rebuilding = played.line["seconds"]["proxy"]
+                phases.append({**done.line["seconds"], "checkpoint": saved})
+            if number == rounds_per_task:
+                rebuilding = done.line["seconds"]["proxy"]
                 checkpoints.restore(alone)
-            if number == rounds_a_task + 1:
+            if number == rounds_per_task + 1:
                 tell(f"{network}: the same round in one process")
                 gain = _timed(alone, Serial(), number)[1] / seconds
                 _compare(federation, alone)
@@ -129,8 +129,8 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
 
 def _timed(federation: Federation, engine: Engine, number: int) -> tuple[Round, float]:
     start = perf_counter()
-    played = next(run_rounds(federation, engine, start=number))
-    return played, perf_counter() - start
+    done = next(run_rounds(federation, engine, start=number))
+    return done, perf_counter() - start
 
 
 def _chunks(images: int) -> list[int]:
@@ -147,7 +147,7 @@ def _compare(one: Federation, other: Federation) -> None:
 def _bare_loop(
     backbone: str, classes: list[int], batches: list[int], asked: list[int]
 ) -> Iterator[Callable[[], float]]:
-    """A function that runs the bare loop, one process a core, and gives the seconds of the slowest."""
+    """A function that runs the bare loop in one process per core and returns the seconds of the slowest."""
     count = cores()
     processes = []
     for i in range(count):

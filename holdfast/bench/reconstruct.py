@@ -1,4 +1,4 @@
-"""What it costs to rebuild prototypes together, one by one, and as the authors do it."""
+"""The cost of reconstructing prototypes together, one by one, and by the authors' procedure."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -15,13 +15,14 @@ from holdfast.privacy.reconstruct import reconstruct
 from holdfast.seeding import torch_generator
 
 PROTOTYPES, SIZE, CLASSES, ITERATIONS = 48, 32, 100, 60
-SINGLE = 16  # images that are also done alone
-PUBLISHED = 2  # images that are also done as published
+SINGLE = 16  # images that are also reconstructed alone
+PUBLISHED = 2  # images that are also reconstructed as published
 STEPS, INNER, RATE = 250, 20, 0.1  # of the published procedure
 BOUND = 3.0
 
 
 def measure(tell: Callable[[str], None]) -> Report:
+    """Reconstructs the same prototypes in the three ways."""
     with one_thread():
         encoder = GradientEncoder(SIZE, CLASSES, torch_generator(0))
         images = torch.from_numpy(glyphs.render(PROTOTYPES, 1, 1, SIZE, 0)["train_images"]).float() / 255
@@ -59,11 +60,12 @@ def measure(tell: Callable[[str], None]) -> Report:
     ]
     facts = {"together": together, "one_by_one": alone, "published": published, "published_reached_the_loss": reached}
     ratios = [Ratio("one by one / together", alone / together, BOUND)]
-    return Report(ratios, ["prototypes", "ms an image", "times"], rows, {"seconds_an_image": facts})
+    return Report(ratios, ["prototypes", "ms per image", "times"], rows, {"seconds_an_image": facts})
 
 
 def _published(encoder: GradientEncoder, wanted: Gradients, label: Tensor, start: Tensor, enough: float) -> bool:
-    """One image by PyTorch's optimiser and automatic differentiation, until its loss is low enough; was it ever?"""
+    """Reconstructs one image with PyTorch's optimiser and automatic differentiation. Returns whether the loss fell to
+    `enough`."""
     image = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS([image], lr=RATE, max_iter=INNER)
     parameters = dict(encoder.named_parameters())

@@ -1,15 +1,14 @@
-"""The doors to data: `holdfast data list | info | prepare | check`."""
+"""The commands for data: `holdfast data list | info | prepare | check`."""
 
 import json
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from holdfast.cli.console import out
+from holdfast.cli.options import Json, Root, a_png, use_root
 from holdfast.config import load_config
 from holdfast.data import cache, folder, prepare
 from holdfast.data.images import DataSet
@@ -20,39 +19,17 @@ from holdfast.files import sha256_of
 from holdfast.results.plots import contact_sheet
 from holdfast.results.tables import rows_table
 
-data = typer.Typer(no_args_is_help=True, help="What data sets there are, what is on disk, getting and checking them.")
-out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables want some
+data = typer.Typer(no_args_is_help=True, help="List, describe, obtain and check data sets.")
 
 Name = Annotated[str, typer.Argument(help="see `holdfast data list`; folder:<path> for your own images")]
 PathOption = Annotated[str | None, typer.Option("--path", help="its archive or folder, if it is not in the data root")]
 Size = Annotated[int | None, typer.Option(help="image side in pixels; the data set's own if not given")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON for a script")]
-
-
-def a_png(picture: Path | None) -> Path | None:
-    """What --picture may name."""
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise HoldfastError(f"--picture {picture} would be a PNG file; give it a name that ends in .png")
-    return picture
-
-
 Sheet = Annotated[Path | None, typer.Option(help="also draw samples of each class into this PNG file", callback=a_png)]
-
-
-def use_root(root: Path | None) -> None:
-    """From here on, and in the processes that we start, data sets are looked for there."""
-    if root is not None:
-        os.environ["HOLDFAST_DATA"] = str(root)
-
-
-Root = Annotated[
-    Path | None, typer.Option("--data-root", help="the folder with your data sets; HOLDFAST_DATA if not given")
-]
 
 
 @data.command(name="list")
 def list_(root: Root = None, as_json: Json = False) -> None:
-    """The data sets that Holdfast knows, and which are here."""
+    """List the data sets that Holdfast knows, and which are on this machine."""
     use_root(root)
     rows = {
         name: {"about": source.about, "here": _here(name), "licence": source.licence}
@@ -77,7 +54,7 @@ def info(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Where a data set comes from, its licence, what is on disk, and how many images each class has."""
+    """Print where a data set comes from, its licence, what is on disk, and how many images each class has."""
     use_root(root)
     if name == "folder" and path is None:
         print(json.dumps({"name": name, "layout": folder.__doc__}) if as_json else folder.__doc__)
@@ -117,7 +94,7 @@ def prepare_(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Download or import a data set and decode it, so that runs can start at once."""
+    """Download or import a data set and decode it, so that runs start without delay."""
     use_root(root)
     source, settings = source_of(name), _settings(name, None, size)
     if given is not None and not source.patterns:
@@ -140,8 +117,8 @@ def prepare_(
 
 @data.command()
 def check(name: Name, path: PathOption = None, size: Size = None, root: Root = None, as_json: Json = False) -> None:
-    """Decode what is not decoded yet, compare archive and cache with their checksums, and name what is wrong (exit
-    code 2)."""
+    """Decode what is not decoded yet, verify the checksums of archive and cache, and name what is wrong (exit code
+    2)."""
     use_root(root)
     settings = _settings(name, path, size)
     found = load_data(replace(settings, corrupt="skip"))
@@ -154,7 +131,7 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
     if known is not None and place.name == known.file:
         facts["published"] = sha256_of(place) == known.sha256
         if not facts["published"] and not as_json:
-            _say(f"{place} is readable and whole, but not the published file: its SHA-256 is another")
+            _say(f"{place} is readable and complete, but it is not the published file: its SHA-256 differs")
     if as_json:
         print(json.dumps(facts))
     else:
@@ -162,7 +139,7 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
             _say(sentence)
         _print_counts(facts, brief=True)
     if torn is not None:
-        raise HoldfastError(f"{torn} in {place} is damaged, though it was whole when it was decoded; get it anew")
+        raise HoldfastError(f"{torn} in {place} is damaged, though it was intact when it was decoded; obtain it again")
     if not whole:
         raise HoldfastError(f"the cached data in {entry} is damaged; delete that folder and run again")
     if found.unreadable:
@@ -172,7 +149,7 @@ def check(name: Name, path: PathOption = None, size: Size = None, root: Root = N
 
 
 def _say(text: str) -> None:
-    """A line as it is: names may hold brackets and colons that mean something to the console."""
+    """Prints a line unchanged: names may contain brackets and colons, which the console would interpret."""
     out.print(text, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
@@ -205,7 +182,7 @@ def _obtain(name: str, source: Source) -> str:
 
 
 def _counts(found: DataSet) -> dict[str, Any]:
-    """How many images there are, of each class and, in a federated folder, of each client."""
+    """How many images there are, per class and, in a federated folder, per client."""
     classes = {
         name: {"train": len(found.train.by_class.get(c, ())), "test": len(found.test.by_class.get(c, ()))}
         for c, name in enumerate(found.classes)
@@ -224,7 +201,7 @@ def _print_counts(facts: dict[str, Any], brief: bool = False) -> None:
     test = f"{less}" if less == more else f"{less}-{more}"
     out.print(
         f"{len(counts)} classes, {facts['train']:,} training and {facts['test']:,} test images of {facts['size']} px; "
-        f"{train} and {test} a class",
+        f"{train} and {test} per class",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""The doors to results of several runs: `holdfast compare`, `reproduce`, `report` and `export`."""
+"""The commands for the results of several runs: `holdfast compare | reproduce | report | export`."""
 
 import json
 import os
@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from holdfast.cli.data import Json, Root, a_png, out, use_root
+from holdfast.cli.console import out
+from holdfast.cli.options import Json, Root, Tasks, a_png, use_root
 from holdfast.compare import Spec, grid, known_runs, names_of_specs, one_protocol, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, Metrics, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import place_of, source_of
@@ -21,9 +22,9 @@ from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
 from holdfast.files import write_atomic
 from holdfast.paper import published as paper
-from holdfast.paper.pages import page_of
+from holdfast.paper.items import ITEMS, Experiment, Scale
 from holdfast.paper.tables import Found
-from holdfast.reproduce import ITEMS, Experiment, Scale, config_of, passes
+from holdfast.reproduce import config_of, page_of, passes
 from holdfast.results import comparison
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.plots import comparison_curves
@@ -43,13 +44,14 @@ WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
 def compare(
     config: Annotated[Path | None, typer.Argument(help="a TOML file; see configs/", show_default=False)] = None,
     methods: Annotated[
-        str, typer.Option(help="with commas; with settings of their own: fedavg\\[replay=true],lga\\[cbl=false]")
+        str,
+        typer.Option(help="separated by commas; settings in brackets: fedavg\\[replay=true],lga\\[cbl=false]"),
     ] = "fedavg,lga",
-    seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
+    seeds: Annotated[str, typer.Option(help="separated by commas")] = "2021,2022,2023",
     dataset: Annotated[str | None, typer.Option(help="see `holdfast data list`")] = None,
-    tasks: Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")] = None,
+    tasks: Tasks = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="ROOM.KEY=VALUE", help="any setting, for all methods")
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="any setting, for all methods")
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="the method whose improvement over the others is shown; the last if not given")
@@ -66,14 +68,14 @@ def compare(
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Run methods with the same seeds under one protocol and set them side by side; what is done is not done again."""
+    """Run methods with the same seeds under one protocol and compare them. Runs that are complete are not repeated."""
     use_root(root)
     if measure not in comparison.MEASURES:
         raise HoldfastError(f"unknown --measure {measure}; use {', '.join(comparison.MEASURES)}")
     flags = [parse_setting(text) for text in set_ or []]
     for key, option in (("seed", "--seeds"), ("method.name", "--methods")):
         if key in dict(flags):
-            raise HoldfastError(f"--set {key} is for all methods and seeds, which {option} lists; use {option}")
+            raise HoldfastError(f"--set {key} would apply to all methods and seeds, which {option} lists; use {option}")
     flags += [("data.name", dataset)] if dataset else []
     flags += [tasks_setting(tasks)] if tasks else []
 
@@ -93,7 +95,7 @@ def compare(
         wanted = {run_name(config) for config in configs}
         for folder in (place for name, place in known_runs(runs).items() if name in wanted):
             if comparison.MEASURES[measure] not in (read_result(folder).curves or {}):
-                raise HoldfastError(f"{folder}, of an older version, has no {measure}; delete it to have it run again")
+                raise HoldfastError(f"{folder} is of an older version and has no {measure}; delete it to run it again")
     done = run_all(configs, runs)
     results = [replace(run.result, method=names[i // len(numbers)]) for i, run in enumerate(done)]
     table = comparison.compared(results, chosen, measure)
@@ -112,25 +114,25 @@ def compare(
 
 
 def _reference(word: str, specs: Sequence[Spec], names: Sequence[str]) -> str:
-    """The name of the row that a user means, who may write it as in --methods."""
+    """The name of the row that the user means; it may also be written as in --methods."""
     known = {spec.text: name for spec, name in zip(specs, names, strict=True)} | {name: name for name in names}
     for text, name in known.items():
         if text.replace(" ", "") == word.replace(" ", ""):
             return name
-    raise HoldfastError(f"--reference {word!r} is none of the methods compared: {', '.join(dict.fromkeys(names))}")
+    raise HoldfastError(f"--reference {word!r} is not one of the compared methods: {', '.join(dict.fromkeys(names))}")
 
 
 def _check_folder(folder: Path) -> None:
-    """Says before anything is run that nothing could be written there."""
+    """Fails before anything is run if the folder cannot be written to."""
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir():
         raise HoldfastError(f"cannot write to the folder {folder}: {there} is a file; choose another")
     if not os.access(there, os.W_OK):
-        raise HoldfastError(f"cannot write to the folder {folder}: {there} is not yours to write to; choose another")
+        raise HoldfastError(f"cannot write to the folder {folder}: you may not write to {there}; choose another")
 
 
 def _check_file(file: Path) -> None:
-    """The same of a file."""
+    """The same for a file."""
     if file.is_dir():
         raise HoldfastError(f"cannot write {file}, which is a folder; name a file")
     _check_folder(file.parent)
@@ -144,19 +146,17 @@ def reproduce(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="which to run: with commas, as the tables name them; all; a short list for most if not given"
+            help="as the tables name them, separated by commas, or all; a short list for most items if not given"
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="with commas")] = "2021,2022,2023",
-    runs: Annotated[Path, typer.Option(help="the folder in which runs are looked for and written")] = Path("runs"),
+    seeds: Annotated[str, typer.Option(help="separated by commas")] = "2021,2022,2023",
+    runs: Annotated[Path, typer.Option(help="the folder that holds the runs' folders, old and new")] = Path("runs"),
     to: Annotated[Path, typer.Option(help="the folder for pages, pictures and CSV files")] = Path("reproduced"),
-    show: Annotated[
-        bool, typer.Option("--show", help="make the pages from the runs that are there; run nothing")
-    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="make the pages from existing runs; run nothing")] = False,
     root: Root = None,
     as_json: Json = False,
 ) -> None:
-    """Make a table or figure of the paper: our figures beside the published ones."""
+    """Make a table or figure of the paper, with our numbers beside the published ones."""
     use_root(root)
     if item == "list":
         _list_items(scale, as_json)
@@ -169,7 +169,7 @@ def reproduce(
         everybody = {one.method for name in names for one in ITEMS[name].experiments}
         for one in (word.strip() for word in methods.split(",")):
             if one not in everybody:
-                raise HoldfastError(f"no table has a method {one!r}; {nearest(one, everybody)}")
+                raise HoldfastError(f"no table has the method {one!r}; {nearest(one, everybody)}")
     numbers = parse_seeds(seeds)
     if show and not runs.is_dir() and any(ITEMS[name].experiments for name in names):
         raise HoldfastError(f"there is no folder {runs} with runs to show; name another with --runs, or omit --show")
@@ -216,7 +216,7 @@ def reproduce(
 
 
 def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
-    """Those whose data set is here; the others are named, and if there is none at all that is an error."""
+    """The experiments whose data set is on this machine. The others are named; if none is left, that is an error."""
     missing: dict[str, HoldfastError] = {}
     for one in wanted:
         settings = config_of(one, scale, 0).data
@@ -241,7 +241,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page that shows everything about a run, or several side by side; it opens without a network."""
+    """Write one HTML page about a run, or several side by side. It opens without a network."""
     _check_file(to)
     found = write_report(runs, to, metrics)
     print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
@@ -249,7 +249,7 @@ def report(
 
 def export(
     runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
-    to: Annotated[Path, typer.Option("--out", help="the folder to write to; a file or folder for each run")],
+    to: Annotated[Path, typer.Option("--out", help="the folder to write to: one file or folder per run")],
     form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
     as_json: Json = False,
 ) -> None:
@@ -268,16 +268,16 @@ def export(
 
 
 def _file_names(runs: Sequence[Path]) -> list[str]:
-    """A name for each run's file: as much of the end of the paths as tells all of them apart."""
+    """A file name per run: the end of its path, as long as it takes to tell all runs apart."""
     for depth in range(1, max(len(run.parts) for run in runs)):
         names = ["-".join(run.parts[1:][-depth:]) for run in runs]
         if len(set(names)) == len(names):
             return names
-    raise HoldfastError("two of these runs would be written to files of one name; export them one by one")
+    raise HoldfastError("two of these runs would be written to the same file; export them one by one")
 
 
 def _list_items(scale: Scale, as_json: bool) -> None:
-    """What each item asks and costs."""
+    """Prints what each item shows, and what it costs to run."""
     facts = []
     for item in ITEMS.values():
         wanted = item.wanted(scale)
@@ -291,18 +291,18 @@ def _list_items(scale: Scale, as_json: bool) -> None:
         [name, about, str(runs), f"{images / 1e6:.1f}", f"{hours:.1f}"] for name, about, runs, images, hours in facts
     ]
     out.print(
-        rows_table("", ["item", "what it asks", "runs a seed", "million images trained on", "hours a seed"], rows)
+        rows_table("", ["item", "what it shows", "runs per seed", "million images trained on", "hours per seed"], rows)
     )
     out.print(COSTS[scale], highlight=False, soft_wrap=True)
-    out.print("Tables and figures share runs: what one has made the next does not make again.", highlight=False)
+    out.print("Tables and figures share runs: a run that one has made is not repeated for the next.", highlight=False)
 
 
-SPEED = 1.1e3  # images trained on a second at mini scale, with teachers, by two cores; measured
-# Of ResNet-18 with a teacher at 20 TFLOP/s, by the operations that each image size takes (docs/performance.md).
+SPEED = 1.1e3  # images trained on per second at mini scale, with teachers, on two cores; measured
+# The same for ResNet-18 at 20 TFLOP/s, from the operations per image of each size (docs/performance.md).
 GPU_SPEED = {"cifar100": 4.5e3, "mini-imagenet": 8.4e3, "tiny-imagenet": 1.1e3, "imagenet": 1.4e3}
 COSTS = {
     "mini": "hours: on two cores like those of docs/performance.md.",
-    "paper": "hours: on one GPU of 20 TFLOP/s, as assumed in docs/performance.md; nobody has measured them.",
+    "paper": "hours: on one GPU of 20 TFLOP/s, as assumed in docs/performance.md; estimated, not measured.",
 }
 
 

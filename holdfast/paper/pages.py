@@ -1,12 +1,11 @@
-"""The pages of the paper's tables and figures: what each shows, what it was made with, and what is missing."""
+"""The pages of the paper's tables and figures: the numbers, the settings behind them, and what is missing."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from holdfast.config import Config, load_config
 from holdfast.files import write_atomic
+from holdfast.paper.items import Experiment, Item, Scale, Setup, Setups, stand_in
 from holdfast.paper.tables import (
     TITLES,
     WORDS,
@@ -20,7 +19,6 @@ from holdfast.paper.tables import (
     traffic_lines,
     traffic_markdown,
 )
-from holdfast.reproduce import Experiment, Item, Scale, config_of, spec_of, stand_in
 from holdfast.results import plots
 from holdfast.results.record import read_record
 from holdfast.results.tables import as_csv
@@ -28,7 +26,7 @@ from holdfast.results.tables import as_csv
 SHOWN = ("accuracy", "f1", "recall")
 BATCHES = (
     "The published F1 and recall fit averages over batches of 128, in which most classes are absent and count as 0 "
-    "(see docs/report.md): ours, computed so, stand beside them; those over the whole test set stand alone."
+    "(see docs/report.md). Ours, averaged in the same way, stand beside them; ours over the whole test set stand alone."
 )
 
 
@@ -47,7 +45,7 @@ def draw(item: Item, runs: Runs, file: Path) -> None:
         for tasks in sorted({one.tasks for one in runs}):
             there = {one.method: found for one, found in runs.items() if one.tasks == tasks}
             seeds = common_seeds(list(there.values()))
-            if seeds:  # small differences are to be seen, which no other seed may cover
+            if seeds:  # the differences are small, so all bars have the same seeds
                 panel = bars[f"T = {tasks}{of_seeds(seeds)}"] = {}
                 for method, found in there.items():
                     of = {m: found.only(seeds).curves(m) for m in SHOWN}
@@ -66,24 +64,34 @@ def draw(item: Item, runs: Runs, file: Path) -> None:
 
 
 NOTES = {
-    "fig3": "The paper's curves have no numbers in its text: these are ours alone.",
-    "fig4": "The paper's curves have no numbers in its text: these are ours alone.",
+    "fig3": "The paper prints no numbers for its curves: these are ours alone.",
+    "fig4": "The paper prints no numbers for its curves: these are ours alone.",
     "fig5": "Rows: original, perturbed by its client, reconstructed by the proxy.",
-    "fig6": "The paper's bars have no numbers in its text: these are ours alone.",
-    "fig7": "The paper's bars have no numbers in its text: these are ours alone.",
-    "fig8": "The paper's curves have no numbers in its text: these are ours alone.",
+    "fig6": "The paper prints no numbers for its bars: these are ours alone.",
+    "fig7": "The paper prints no numbers for its bars: these are ours alone.",
+    "fig8": "The paper prints no numbers for its curves: these are ours alone.",
 }
 
 
 def page_of(
-    item: Item, scale: Scale, runs: Runs, seeds: Sequence[int], command: str, whole: str
+    item: Item,
+    scale: Scale,
+    runs: Runs,
+    setups: Setups,
+    seeds: Sequence[int],
+    sent: Mapping[str, float] | None,
+    command: str,
+    whole: str,
 ) -> tuple[str, Callable[[Path], None] | None, str | None]:
-    """A Markdown page, what draws its picture, and its numbers as CSV; `command` made it, `whole` runs the rest."""
-    table, draws, numbers = item.name.startswith("table"), None, as_csv(curve_rows(item, scale, runs))
+    """A Markdown page, what draws its picture, and its numbers as CSV.
+
+    `setups` has every experiment of the item; `sent` the MB per task and channel, which table 10 needs; `command` made
+    the page, `whole` runs what is missing."""
+    table, draws, numbers = item.name.startswith("table"), None, as_csv(curve_rows(item, scale, runs, setups))
     notes = ["In brackets: as published."] if table else [NOTES[item.name]]
-    if item.name == "table10":
-        lines = traffic_lines(scale, seeds)
-        body, numbers = traffic_markdown(scale, lines), as_csv([["what", "MB a task", "published"], *lines])
+    if sent is not None:
+        lines = traffic_lines(sent)
+        body, numbers = traffic_markdown(scale, lines), as_csv([["what", "MB per task", "published"], *lines])
         options = f"scale {scale}; plans of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     else:
         options = f"scale {scale}; {_seeds(runs)}"
@@ -91,7 +99,9 @@ def page_of(
         body = orders_markdown(scale, runs)
     elif table and item.experiments:
         blocks = [
-            block for block in blocks_of(item, scale, runs) if any(ours or theirs for _, ours, theirs in block.lines)
+            block
+            for block in blocks_of(item, scale, runs, setups)
+            if any(ours or theirs for _, ours, theirs in block.lines)
         ]
         body = "\n".join(map(block_markdown, blocks))
         notes += [BATCHES] * (item.name in ("table9", "table11")) + _shared(item, scale)
@@ -103,12 +113,12 @@ def page_of(
     heading = f"# {item.name}{where}: {item.title}\n\n{options}. Made by `{command}`. {' '.join(notes)}"
     missing = _missing(item, scale, runs)
     rest = f"\nNot run here: {', '.join(missing)}; `{whole}`.\n" if missing else ""
-    page = f"{heading}\n\n{body}{_options(item, scale, runs)}{rest}"
+    page = f"{heading}\n\n{body}{_options(item, runs, setups)}{rest}"
     return page, draws, None if item.name == "fig5" else numbers
 
 
 def _seeds(runs: Runs) -> str:
-    """Of the runs of each number of tasks, where these differ; a table has their number in each line."""
+    """The seeds, by number of tasks where these differ; a table has their number in each line."""
     groups: dict[int, set[int]] = {}
     for one, found in runs.items():
         groups.setdefault(one.tasks, set()).update(result.seed for result in found.results)
@@ -118,15 +128,15 @@ def _seeds(runs: Runs) -> str:
     return f"seeds {next(iter(words.values()), 'none')}"
 
 
-def _options(item: Item, scale: Scale, runs: Runs) -> str:
-    """What the runs were made with, as far as the page does not say it elsewhere: the federation, and each method's own
-    settings; once for all parts of the page that have the same."""
+def _options(item: Item, runs: Runs, setups: Setups) -> str:
+    """What the runs were made with, as far as the page does not say it elsewhere: the federation, and the settings of
+    each method; once for all parts of the page that agree."""
     parts: dict[str, tuple[str, dict[str, None]]] = {}
     for one in item.experiments:
         if one in runs:
-            config = config_of(one, scale, 0)
-            _, methods = parts.setdefault(f"{TITLES[one.dataset]}, T = {one.tasks}", (_federation(one, config), {}))
-            methods[f"{one.method}: {_own(one, config)}"] = None
+            where, setup = f"{TITLES[one.dataset]}, T = {one.tasks}", setups[one]
+            _, methods = parts.setdefault(where, (_federation(one, setup), {}))
+            methods[f"{one.method}: {', '.join(setup.own)}"] = None
     alike: dict[str, list[str]] = {}
     for where, (federation, methods) in parts.items():
         alike.setdefault(f"{federation}. {'; '.join(methods)}.", []).append(where)
@@ -134,34 +144,21 @@ def _options(item: Item, scale: Scale, runs: Runs) -> str:
     return "\nOptions (all others are as `holdfast settings` lists them):\n\n" + "".join(lines) if lines else ""
 
 
-def _own(one: Experiment, config: Config) -> str:
-    """The settings of a method and its training that are not its defaults, and the learning rate."""
-    spec = spec_of(one.method)
-    bare = load_config(None, [("method.name", spec.name), *spec.settings])
-    words = [f"lr={config.train.lr:g}"]
-    for room, own, usual in (("method", config.method, bare.method), ("train", config.train, bare.train)):
-        for key, value in asdict(own).items():
-            if value != asdict(usual)[key] and f"{room}.{key}" not in ("train.lr", "train.epochs", "train.batch"):
-                words.append(f"{key}={value}")
-    return ", ".join(words)
-
-
-def _federation(one: Experiment, config: Config) -> str:
-    plan, train, images = config.plan, config.train, config.data.train_per_class
+def _federation(one: Experiment, setup: Setup) -> str:
     words = [
-        *([f"{images} training images a class"] if images else []),
-        f"{plan.clients} clients and {plan.join_per_task} more in each task",
-        f"{plan.selected} selected a round",
-        f"{plan.rounds} rounds of {train.epochs} epochs a task in batches of {train.batch}",
-        *([f"{100 * plan.class_share:.0f} % of a task's classes a client"] if one.share is None else []),
-        *([f"{plan.memory} exemplars a client"] if one.memory is None else []),
-        config.model.name,
+        *([f"{setup.images} training images per class"] if setup.images else []),
+        f"{setup.clients} clients and {setup.join_per_task} more in each task",
+        f"{setup.selected} selected per round",
+        f"{setup.rounds} rounds of {setup.epochs} epochs per task in batches of {setup.batch}",
+        *([f"{100 * setup.class_share:.0f} % of a task's classes per client"] if one.share is None else []),
+        *([f"{setup.memory} exemplars per client"] if one.memory is None else []),
+        setup.backbone,
     ]
     return ", ".join(words)
 
 
 def _missing(item: Item, scale: Scale, runs: Runs) -> list[str]:
-    """The methods that have not been run; with what they lack, if that is not everything."""
+    """The methods that have not been run; for those with some runs, which are missing."""
     everything = item.wanted(scale, [one.method for one in item.experiments])
     lacking: dict[str, list[Experiment]] = {}
     for one in everything:
@@ -175,7 +172,7 @@ def _missing(item: Item, scale: Scale, runs: Runs) -> list[str]:
 
 
 def _within(one: Experiment, others: Sequence[Experiment]) -> str:
-    """That by which an experiment differs from others of its method."""
+    """What tells an experiment apart from the others."""
     facts = {
         "dataset": TITLES[one.dataset],
         "tasks": f"T = {one.tasks}",
@@ -187,7 +184,7 @@ def _within(one: Experiment, others: Sequence[Experiment]) -> str:
 
 
 def _shared(item: Item, scale: Scale) -> list[str]:
-    """Two data sets that the same images stand in for."""
+    """A note where the same images stand in for two data sets."""
     twins = {"table1": "table2", "table2": "table1", "table4": "table5", "table5": "table4"}
     twins |= {"table7": "table8", "table8": "table7"}
     if scale == "paper" or item.name not in twins:

@@ -1,17 +1,15 @@
-"""The paper's tables and figures with our figures in them, the published ones in brackets beside ours."""
+"""The paper's tables with our numbers in them, and the published ones in brackets beside ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from holdfast.experiment import bytes_of
 from holdfast.paper import published as paper
-from holdfast.reproduce import Experiment, Item, Scale, config_of, plan_without_images, stand_in
+from holdfast.paper.items import Experiment, Item, Scale, Setups, stand_in
 from holdfast.results.comparison import MEASURES, spread
 from holdfast.results.record import Result
 from holdfast.results.tables import percent
-from holdfast.simulation.traffic import by_task
 
 TITLES = {
     "cifar100": "CIFAR-100",
@@ -36,7 +34,7 @@ class Found:
     results: tuple[Result, ...]
 
     def curves(self, measure: str) -> list[list[float]]:
-        """After each task, one curve a seed."""
+        """The measure after each task: one curve per seed."""
         if measure == "accuracy":
             return [result.accuracy_after_task for result in self.results]
         return [(result.curves or {}).get(MEASURES[measure], []) for result in self.results]
@@ -52,7 +50,7 @@ Runs = Mapping[Experiment, Found]
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table: lines of our curves, each with the published one."""
+    """A part of a table: lines of our numbers, each with the published one."""
 
     title: str
     measure: str
@@ -60,7 +58,7 @@ class Block:
     reference: str | None = None  # the line whose advantage over the others is shown
 
 
-def blocks_of(item: Item, scale: Scale, runs: Runs) -> list[Block]:
+def blocks_of(item: Item, scale: Scale, runs: Runs, setups: Setups) -> list[Block]:
     """The parts of an accuracy, heterogeneity or memory table."""
     groups: dict[tuple[object, ...], list[Experiment]] = {}
     memory = item.name == "table11"
@@ -79,15 +77,16 @@ def blocks_of(item: Item, scale: Scale, runs: Runs) -> list[Block]:
         title = f"{where}; T = {first.tasks}" + (f"; {first.share} % of classes" if first.share else "")
         for measure in measures:
             lines = tuple(
-                (_memory(one, scale) if memory else one.method, runs.get(one), _published(one, measure)) for one in some
+                (_memory(one, setups) if memory else one.method, runs.get(one), _published(one, measure))
+                for one in some
             )
-            blocks.append(Block(title, measure, lines, _memory(some[-1], scale) if memory else "lga"))
+            blocks.append(Block(title, measure, lines, _memory(some[-1], setups) if memory else "lga"))
     return blocks
 
 
-def _memory(one: Experiment, scale: Scale) -> str:
-    """Exemplars a client, as published and as run."""
-    here = config_of(one, scale, 0).plan.memory
+def _memory(one: Experiment, setups: Setups) -> str:
+    """Exemplars per client, as published and as run."""
+    here = setups[one].memory
     return f"{one.memory}" if here == one.memory else f"{one.memory} (here {here})"
 
 
@@ -110,7 +109,7 @@ def _beside(ours: str, theirs: float | None) -> str:
 
 
 def block_markdown(block: Block) -> str:
-    """Ours, and in brackets the published figure."""
+    """Our numbers, with the published ones in brackets."""
     ran = [curve for _, found, _ in block.lines if found for curve in found.curves(block.measure)]
     tasks = max([len(line.values) for _, _, line in block.lines if line] + [len(curve) for curve in ran], default=0)
     reference = next((found for name, found, _ in block.lines if name == block.reference), None)
@@ -139,7 +138,7 @@ def block_markdown(block: Block) -> str:
 
 
 def _advantage(reference: Found | None, found: Found | None, measure: str) -> str:
-    """Over the seeds that both have."""
+    """The mean difference, over the seeds that both have."""
     if reference is None or found is None:
         return "-"
     ours, theirs = (
@@ -151,7 +150,7 @@ def _advantage(reference: Found | None, found: Found | None, measure: str) -> st
 
 
 def orders_markdown(scale: Scale, runs: Runs) -> str:
-    """Orders are compared over the seeds that all of a column's runs have."""
+    """Orders are compared over the seeds that all runs of a column have in common."""
     shared = {
         tasks: common_seeds([found for one, found in runs.items() if one.tasks == tasks]) for tasks in (5, 10, 20)
     }
@@ -182,25 +181,20 @@ def of_seeds(seeds: Sequence[int]) -> str:
     return f" (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})" if seeds else ""
 
 
-def traffic_lines(scale: Scale, seeds: Sequence[int]) -> list[tuple[str, float, float | None]]:
-    """Table 10, by arithmetic from the plans of these seeds; at the published scale too, because no image is needed."""
-    totals: list[Mapping[str, int]] = []
-    for seed in seeds:
-        config = config_of(Experiment("cifar100", 10, "lga"), scale, seed)
-        data, plan = plan_without_images(config)
-        totals += by_task(plan, bytes_of(config, data, plan))
+def traffic_lines(sent: Mapping[str, float]) -> list[tuple[str, float, float | None]]:
+    """Table 10: each channel with its MB per task, and what the paper prints for it."""
     words = {
         "up": ("models sent back", paper.COST["models"]),
         "shares": ("prototypes' gradients to the proxy", paper.COST["proxy"]),
         "teachers": ("teachers from the proxy", None),
         "encoder": ("encoding network to newcomers", None),
     }
-    return [(text, mean(t[way] for t in totals) / 1e6, published) for way, (text, published) in words.items()]
+    return [(text, sent[channel], published) for channel, (text, published) in words.items()]
 
 
 def traffic_markdown(scale: Scale, lines: Sequence[tuple[str, float, float | None]]) -> str:
     models = lines[0][1]
-    rows = ["| a task, mean | MB | of the models |", "| --- | ---: | ---: |"]
+    rows = ["| mean per task | MB | of the models |", "| --- | ---: | ---: |"]
     for text, megabytes, published in lines:
         theirs = "" if published is None else f" ({published})"
         share = "" if megabytes == models else f"{100 * megabytes / models:.3g} %"
@@ -208,24 +202,23 @@ def traffic_markdown(scale: Scale, lines: Sequence[tuple[str, float, float | Non
         rows.append(f"| {text} | {megabytes:.1f}{theirs} | {share}{ratio} |")
     where = "ResNet-18, CIFAR-100, T = 10" if scale == "paper" else "The small network, 10 tasks of 5 classes"
     note = (
-        f"{where}. The paper's figure has the gradients alone; the teachers that the proxy sends to every selected "
-        "client are by far the larger part of its traffic, and are not in it."
+        f"{where}. The paper's number counts the gradients alone. The teachers that the proxy sends to every selected "
+        "client are by far the larger part of its traffic, and it does not count them."
     )
     return "\n".join(rows) + f"\n\n{note}\n"
 
 
-def curve_rows(item: Item, scale: Scale, runs: Runs) -> list[list[object]]:
-    """The numbers of the curves: a line for each experiment, seed and measure."""
-    head = ["data set", "run on", "tasks", "method", "classes a client in %", "memory", "order", "seed", "measure"]
+def curve_rows(item: Item, scale: Scale, runs: Runs, setups: Setups) -> list[list[object]]:
+    """The numbers of the curves: one line per experiment, seed and measure."""
+    head = ["data set", "run on", "tasks", "method", "classes per client in %", "memory", "order", "seed", "measure"]
     most = max((len(r.task_sizes) for found in runs.values() for r in found.results), default=0)
     rows: list[list[object]] = [[*head, *(f"after task {t + 1} in %" for t in range(most))]]
     for one in item.experiments:
         found = runs.get(one)
         if found is None:
             continue
-        config = config_of(one, scale, 0)
         where = one.dataset if scale == "paper" else stand_in(one).about
-        share, memory = round(100 * config.plan.class_share), config.plan.memory
+        share, memory = round(100 * setups[one].class_share), setups[one].memory
         facts = [one.dataset, where, one.tasks, one.method, share, memory, ORDER_NAMES[one.order]]
         for measure in WORDS:
             for result, curve in zip(found.results, found.curves(measure), strict=True):

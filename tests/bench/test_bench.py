@@ -1,4 +1,4 @@
-"""The benchmarks run and tell what they measured; how fast a machine is, is not a test's business."""
+"""The benchmarks run and report what they measured; how fast the machine is, no test checks."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ def test_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "IMAGES", 2)
-    found = clients.play_one(500)
+    found = clients.run_one(500)
     assert found["clients"] == 500
     assert 0 < found["round_seconds"] <= found["slowest_seconds"]
     assert found["memory_bytes"] > 1e8

@@ -153,7 +153,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_damaged_model_is_said(
+def test_a_damaged_model_is_one_sentence(
     model: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(model)
@@ -161,7 +161,7 @@ def test_a_damaged_model_is_said(
 
 
 @pytest.mark.parametrize("change", [{"classes": ["a"]}, {"mean": None}, {"image_size": 17.5}, {"std": [1, 2]}])
-def test_a_model_with_other_facts_is_said(
+def test_a_model_with_other_facts_is_one_sentence(
     change: dict[str, object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = IncrementalModel(ModelSpec("convnet", "batch", 16), torch_generator(0))
@@ -183,7 +183,7 @@ def test_a_model_with_other_facts_is_said(
 
 
 @pytest.mark.parametrize("result", [b'{"method": ', b"{}", b"\xff\xfe", b"null"])
-def test_a_damaged_result_is_said(
+def test_a_damaged_result_is_one_sentence(
     result: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "result.json").write_bytes(result)
@@ -201,7 +201,7 @@ def test_a_damaged_result_is_said(
         ("plan.json", "[]"),
     ],
 )
-def test_a_record_or_plan_of_another_shape_is_said(
+def test_a_record_or_plan_of_another_shape_is_one_sentence(
     file: str, content: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -215,7 +215,7 @@ def test_a_record_or_plan_of_another_shape_is_said(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_config_for_windows_eyes_is_read_and_a_strange_table_refused(
+def test_a_config_with_a_byte_order_mark_is_read_and_a_malformed_table_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.toml"

@@ -1,4 +1,4 @@
-"""`holdfast data` and a run of a federated folder with a stream of its own, from the command line."""
+"""`holdfast data` and a run of a federated folder with its own stream, from the command line."""
 
 import hashlib
 import json
@@ -31,12 +31,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def command(root: Path, holdfast: Command) -> Command:
-    """The command line, with a data root of its own."""
+    """The command line, with a separate data root."""
     return holdfast
 
 
 def facts(ended: tuple[int, str, str]) -> dict[str, Any]:
-    """The JSON of a command that went well."""
+    """The JSON of a successful command."""
     code, out, err = ended
     assert code == 0, err
     found = json.loads(out)
@@ -45,7 +45,7 @@ def facts(ended: tuple[int, str, str]) -> dict[str, Any]:
 
 
 def sentence(ended: tuple[int, str, str]) -> str:
-    """What a command says that is refused."""
+    """What a refused command prints."""
     code, _, err = ended
     assert code == 2
     assert err.count("\n") == 1
@@ -71,7 +71,7 @@ def draw_classes(glyphs: DataSet, top: Path, count: int = 6) -> Path:
     return top
 
 
-HOLDERS = {"north": [0, 1, 3], "süd": [1, 2], "west": [2]}  # whose glyphs are whose
+HOLDERS = {"north": [0, 1, 3], "süd": [1, 2], "west": [2]}  # which classes each client holds
 
 
 def draw_clients(glyphs: DataSet, top: Path) -> Path:
@@ -121,7 +121,7 @@ def test_info_of_a_folder(command: Command, glyphs: DataSet, tmp_path: Path) -> 
     assert {"about", "origin", "licence", "official", "obtain"} <= set(found)
     code, out, err = command("data", "info", name)
     assert (code, err) == (0, "")
-    assert "4 classes, 20 training and 4 test images of 64 px; 5 and 1 a class" in out
+    assert "4 classes, 20 training and 4 test images of 64 px; 5 and 1 per class" in out
     assert [line.split() for line in out.splitlines() if "glyph 2" in line] == [["glyph", "2", "5", "1"]]
     by_path = facts(command("data", "info", "folder", "--path", top, "--size", "16", "--json"))
     assert by_path["classes"] == found["classes"]
@@ -178,7 +178,7 @@ def test_check(command: Command, glyphs: DataSet, tmp_path: Path) -> None:
     assert found["unreadable"] == []
     code, out, err = command("data", "check", f"folder:{top}")
     assert (code, err) == (0, "")
-    assert out == "4 classes, 20 training and 4 test images of 64 px; 5 and 1 a class\n"
+    assert out == "4 classes, 20 training and 4 test images of 64 px; 5 and 1 per class\n"
     assert facts(command("data", "check", "digits", "--json"))["train"] > 1000
 
 
@@ -197,7 +197,7 @@ def test_check_names_every_broken_image(command: Command, glyphs: DataSet, tmp_p
         assert len(named) == len(broken) == 8
         for file in broken:
             assert sum(f"{file.relative_to(top)} in {top} " in line for line in named) == 1
-    found = facts(command("data", "info", f"folder:{top}", "--json"))  # to look at it is no mistake
+    found = facts(command("data", "info", f"folder:{top}", "--json"))  # only check fails on it
     assert len(found["unreadable"]) == 8
     assert found["train"] + found["test"] == 72
 
@@ -206,7 +206,7 @@ def test_check_compares_the_whole_cache(
     command: Command, glyphs: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "LARGE", 1000)  # what is larger is compared only here
+    monkeypatch.setattr(cache, "LARGE", 1000)  # larger files are compared by this command only
     name = f"folder:{draw_classes(glyphs, tmp_path / 'mine')}"
     facts(command("data", "check", name, "--json"))
     (file,) = (tmp_path / "cache").rglob("train_images.npy")
@@ -221,7 +221,7 @@ def test_check_compares_the_whole_cache(
 
 
 def test_check_reads_an_archive_again_that_has_been_decoded(command: Command, glyphs: DataSet, tmp_path: Path) -> None:
-    """Its directory is as it was, so that the cache is taken for its images."""
+    """The archive's directory is unchanged, so the cache looks current."""
     top = draw_classes(glyphs, tmp_path / "mine")
     file = Path(shutil.make_archive(str(tmp_path / "mine"), "zip", top))
     facts(command("data", "check", f"folder:{file}", "--json"))
@@ -252,7 +252,7 @@ def test_prepare_imports_a_folder(command: Command, root: Path, glyphs: DataSet,
     again = command("data", "prepare", "mini-imagenet", "--size", "16")
     assert again[0] == 0
     assert f"MiniImageNet is ready: {root / 'mini-imagenet'}" in again[1]
-    assert "4 classes, 40 training and 8 test images of 16 px; 10 and 2 a class" in again[1]
+    assert "4 classes, 40 training and 8 test images of 16 px; 10 and 2 per class" in again[1]
     assert facts(command("data", "info", "mini-imagenet", "--size", "16", "--json"))["train"] == 40
 
 
@@ -304,14 +304,14 @@ def test_prepare_without_any_file(command: Command, root: Path) -> None:
     assert not root.exists()
 
 
-def test_one_who_stops_it_is_told_that_it_goes_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_it_says_how_to_continue(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("holdfast.cli.data.load_data", stop)
     code, out, err = command("data", "prepare", "glyphs")
     assert (code, out) == (130, "")
-    assert "stopped; what was done is kept, and the same command goes on" in err
+    assert "stopped; what is finished is kept, and the same command continues from there" in err
 
 
 def test_prepare_says_how_to_get_what_may_not_be_downloaded(command: Command) -> None:
@@ -349,7 +349,7 @@ def test_mistakes_are_one_sentence(command: Command, root: Path, words: list[str
 def test_an_import_that_is_refused_leaves_nothing(
     command: Command, root: Path, glyphs: DataSet, tmp_path: Path
 ) -> None:
-    """One's own folders need no import, and that is said before anything is done."""
+    """Folders of one's own images need no import; the command says so before it does anything."""
     top = draw_classes(glyphs, tmp_path / "mine")
     assert "your own images stay where they are" in sentence(command("data", "prepare", "folder", "--from", top))
     assert not root.exists()
@@ -404,7 +404,7 @@ def measured(run: Path) -> tuple[str, list[dict[str, Any]]]:
     return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest(), lines
 
 
-def test_a_federation_of_folders_with_a_stream_of_its_own(
+def test_a_federation_of_folders_with_its_own_stream(
     command: Command, glyphs: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -423,7 +423,7 @@ def test_a_federation_of_folders_with_a_stream_of_its_own(
 
     model, lines = measured(tmp_path / "serial")
     assert [line["task"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    # The server hears of a class in the round in which it comes to somebody, and grows in the next.
+    # The server hears of a class in the round in which it reaches a client, and grows in the next.
     grown = {line["round"]: line["grown"] for line in lines if line["grown"]}
     assert grown == {2: ["glyph 0", "glyph 1"], 5: ["glyph 2"], 8: ["glyph 3"]}
     noticed = [set(line["detector"]["hits"]) | {c for c, _ in line["detector"]["late"]} for line in lines]

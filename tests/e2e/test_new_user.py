@@ -1,4 +1,4 @@
-"""A new user's road, by the words of the docs alone: own pictures in folders, a look at them, a run, a report."""
+"""A new user who follows the docs: their own pictures in folders, a look at them, a run, a report."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A run from the command line to its folder, and everything that is read out of it."""
+"""A run from the command line to its folder, and everything that is read from it."""
 
 import hashlib
 import json
@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def test_the_run_folder_is_complete(folder: Path) -> None:
         assert picture.width > 600
 
 
-def test_the_record_has_a_line_a_round_with_all_that_was_measured(folder: Path) -> None:
+def test_the_record_has_one_line_per_round_with_all_measurements(folder: Path) -> None:
     lines = read_record(folder / "run")
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["task"] for line in lines] == [1, 1, 2, 2, 3, 3]
@@ -171,7 +170,7 @@ def test_a_finished_run_is_not_computed_again(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["run.device=cpu", "metrics=batchwise128"])
-def test_where_it_is_computed_and_what_is_shown_do_not_make_it_another_run(folder: Path, setting: str) -> None:
+def test_settings_of_engine_and_metrics_do_not_make_it_another_run(folder: Path, setting: str) -> None:
     again = command("run", "config.toml", "--seed", "3", "--out", "run", "--set", setting, cwd=folder)
     assert again.returncode == 0, again.stderr
     assert "complete already" in again.stdout
@@ -250,7 +249,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path, request: pytes
 
 
 def test_the_version_is_that_of_the_package(request: pytest.FixtureRequest) -> None:
-    assert request.getfixturevalue("holdfast")("--version")[1].strip() == version("holdfast")
+    assert request.getfixturevalue("holdfast")("--version")[1].strip() == holdfast.__version__
 
 
 def test_methods_and_settings_are_listed(folder: Path) -> None:
@@ -258,7 +257,7 @@ def test_methods_and_settings_are_listed(folder: Path) -> None:
     assert any(row["setting"] == "plan.memory" for row in json.loads(command("settings", "--json", cwd=folder).stdout))
 
 
-def test_a_run_that_diverges_keeps_what_it_had(folder: Path) -> None:
+def test_a_run_that_diverges_keeps_its_finished_rounds(folder: Path) -> None:
     words = ["config.toml", "--out", "diverged", "--set", "train.lr=100", "--set", "train.epochs=6"]
     failed = command("run", *words, cwd=folder)
     assert failed.returncode == 2
