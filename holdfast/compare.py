@@ -76,7 +76,9 @@ def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str
         texts[run][spec.text] = None
         said[run] |= {key for key, _ in spec.settings if not key.startswith("method.")}
     several = Counter(labels.values())
-    unsaid = differences(dict(zip(runs, map(settings_of, configs), strict=True)), ("plan", "model"))
+    unsaid = differences(
+        dict(zip(runs, (settings_of(to_tree(config)) for config in configs), strict=True)), ("plan", "model")
+    )
     names = {}
     for run, label in labels.items():
         alone = len(texts[run]) == 1 and several[label] == 1 and not said[run]

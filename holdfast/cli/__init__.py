@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -20,7 +21,7 @@ from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
 from holdfast.cli.data import Json, Root, a_png, out, use_root
 from holdfast.cli.data import data as data_commands
-from holdfast.cli.results import compare, export, report, reproduce
+from holdfast.cli.results import REFERENCE, compare, export, report, reproduce
 from holdfast.config import Config, Metrics, describe, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
@@ -143,6 +144,7 @@ def show(
     metrics: Annotated[
         Metrics | None, typer.Option(help="F1 and recall of a single run; as its config says, if not given")
     ] = None,
+    reference: Annotated[str, typer.Option(help="the method whose advantage over the others is shown")] = REFERENCE,
 ) -> None:
     """Print the table of a finished run again, or set several side by side."""
     results = [read_result(run) for run in runs]
@@ -155,13 +157,14 @@ def show(
         print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
     elif as_markdown:
         tables = {
-            data: markdown(*comparison(some, names_of(some, configs))) for data, some in by_protocol(results).items()
+            data: markdown(*comparison(some, names_of(some, configs), reference))
+            for data, some in by_protocol(results).items()
         }
         print("\n\n".join(f"**{data}**\n\n{table}" for data, table in tables.items()))
     elif len(runs) > 1:
         for data, some in by_protocol(results).items():
             title = f"{data}: accuracy in %, mean (± standard deviation) over seeds"
-            out.print(rows_table(title, *comparison(some, names_of(some, configs))))
+            out.print(rows_table(title, *comparison(some, names_of(some, configs), reference)))
     else:
         _show(runs[0], results[0], metrics or _metrics_of(runs[0]))
 
@@ -334,8 +337,9 @@ def _config(
 
 def _metrics_of(folder: Path) -> Metrics:
     """What the run's own config wants to see."""
-    config = read_config(folder)
-    return config.metrics if config else "whole"
+    with suppress(HoldfastError):
+        return "batchwise128" if (read_config(folder) or {}).get("metrics") == "batchwise128" else "whole"
+    return "whole"
 
 
 def _show(folder: Path, result: Result, metrics: Metrics) -> None:

@@ -31,6 +31,7 @@ from holdfast.results.record import read_result
 from holdfast.results.report import runs_in, write_report
 from holdfast.results.tables import rows_table
 
+REFERENCE = "lga"  # the method whose advantage over the others `show` and `report` print
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
     "markdown": comparison.as_markdown,
@@ -239,11 +240,12 @@ def report(
     metrics: Annotated[
         Metrics | None, typer.Option(help="F1 and recall that are shown; as each run's config says, if not given")
     ] = None,
+    reference: Annotated[str, typer.Option(help="the method whose advantage over the others is shown")] = REFERENCE,
     as_json: Json = False,
 ) -> None:
     """Write one page that shows everything about a run, or several side by side; it opens without a network."""
     _check_file(to)
-    found = write_report(runs, to, metrics)
+    found = write_report(runs, to, metrics, reference)
     print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
 
 

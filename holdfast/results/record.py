@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -13,9 +14,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from holdfast.config import Config, load_config
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
+
+Tree = dict[str, Any]  # settings as a config file has them: section -> key -> value
 
 
 @dataclass(frozen=True)
@@ -131,17 +133,28 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
         raise damaged(folder / "plan.json", error) from error
 
 
-def read_config(folder: Path) -> Config | None:
-    """The run's config; nothing where it was left behind, or is of another version."""
-    with suppress(HoldfastError):
-        return load_config(folder / "config.toml")
-    return None
+def read_config(folder: Path) -> Tree | None:
+    """The run's settings as they were written, section by section; None where the file was left behind."""
+    file = folder / "config.toml"
+    if not file.exists():
+        return None
+    try:
+        tree = tomllib.loads(_read(folder, "config.toml").decode())
+    except ValueError as error:
+        raise damaged(file, error) from error
+    if not isinstance(tree.get("method"), dict):
+        raise damaged(file, "it names no method")
+    return tree
 
 
-def configs_of(results: Iterable[Result], folders: Iterable[Path]) -> dict[str, Config]:
-    """The configs of experiments, as far as they can be had, of the runs in these folders."""
-    found = ((result.experiment, read_config(folder)) for result, folder in zip(results, folders, strict=True))
-    return {experiment: config for experiment, config in found if config}
+def configs_of(results: Iterable[Result], folders: Iterable[Path]) -> dict[str, Tree]:
+    """The settings of experiments by their keys; a run whose config is missing or damaged adds none."""
+    configs: dict[str, Tree] = {}
+    for result, folder in zip(results, folders, strict=True):
+        with suppress(HoldfastError):
+            if tree := read_config(folder):
+                configs[result.experiment] = tree
+    return configs
 
 
 def write_result(folder: Path, result: Result) -> None:

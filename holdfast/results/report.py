@@ -2,7 +2,6 @@
 
 import io
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.progress import track
 from holdfast.results import comparison, html, svg
-from holdfast.results.record import Result, configs_of, damaged, read_plan, read_run
+from holdfast.results.record import Result, Tree, configs_of, read_config, read_plan, read_run
 from holdfast.results.tables import GROUPS, by_protocol, names_of, percent, reference_of, shape
 from holdfast.server import metrics
 
@@ -38,33 +37,30 @@ class View:
     folder: Path
     result: Result
     lines: list[dict[str, Any]]
-    config: dict[str, Any]
+    config: Tree
     plan: dict[str, Any] | None  # records that travel without their plan have none
     batchwise: bool = False  # are F1 and recall to be shown that way, too?
 
 
 def read_view(folder: Path, metrics: str | None = None) -> View:
     result, lines = read_run(folder)
-    config = folder / "config.toml"
-    try:
-        settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    except ValueError as error:
-        raise damaged(config, error) from error
-    if settings and not isinstance(settings.get("method"), dict):
-        raise damaged(config, "it names no method")
+    settings = read_config(folder) or {}
     batchwise = (metrics or settings.get("metrics")) == "batchwise128"
     return View(folder, result, lines, settings, read_plan(folder), batchwise)
 
 
-def write_report(folders: Sequence[Path], file: Path, metrics: str | None = None) -> list[Path]:
+def write_report(
+    folders: Sequence[Path], file: Path, metrics: str | None = None, reference: str | None = None
+) -> list[Path]:
     """The page of these runs, and which they are; a folder that holds runs stands for all of them, and a run that is in
-    several folders counts once. `metrics`: instead of what their configs say."""
+    several folders counts once. `metrics`: instead of what their configs say. `reference`: the method whose advantage
+    over the others is shown."""
     views: dict[tuple[str, int], View] = {}
     runs = runs_in(folders)
     for view in track((read_view(run, metrics) for run in runs), "reading runs", len(runs)):
         views.setdefault((view.result.experiment, view.result.seed), view)
     once = list(views.values())
-    text = page(once)
+    text = page(once, reference)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text.encode())
     return [view.folder for view in once]
@@ -86,7 +82,7 @@ def runs_in(folders: Sequence[Path]) -> list[Path]:
     return list(found.values())
 
 
-def page(views: Sequence[View]) -> str:
+def page(views: Sequence[View], reference: str | None = None) -> str:
     results = [view.result for view in views]
     groups = by_protocol(results)
     parts = [_heading(views)]
@@ -94,7 +90,7 @@ def page(views: Sequence[View]) -> str:
     names: dict[str, str] = {}
     for data, some in groups.items():
         names |= names_of(some, configs)
-        parts += [_headlines(some, names, data if len(groups) > 1 else ""), _together(data, some, names)]
+        parts += [_headlines(some, names, data if len(groups) > 1 else ""), _together(data, some, names, reference)]
     parts += [_details(view, names[view.result.experiment], is_open=len(views) == 1) for view in views]
     title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
     return TEMPLATE.replace("{{title}}", escape(title)).replace("{{body}}", "\n".join(parts))
@@ -138,9 +134,9 @@ def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -
     return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
 
 
-def _together(data: str, results: Sequence[Result], names: Mapping[str, str]) -> str:
+def _together(data: str, results: Sequence[Result], names: Mapping[str, str], method: str | None) -> str:
     """Curves with bands, and the table of all experiments on one data set."""
-    reference = reference_of(results)
+    reference = reference_of(results, method)
     table = comparison.compared(results, names[reference] if reference else None, names=names)
     runs: dict[str, dict[int, list[float]]] = {row.method: {} for row in table.rows}
     lost: dict[str, list[float]] = {row.method: [] for row in table.rows}
@@ -401,8 +397,8 @@ def _pictures(view: View) -> str:
 
 def _config(view: View) -> str:
     rows = [
-        [f"{room}.{key}", json.dumps(value, ensure_ascii=False)]
-        for room, values in view.config.items()
+        [f"{section}.{key}", json.dumps(value, ensure_ascii=False)]
+        for section, values in view.config.items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
