@@ -6,15 +6,19 @@ method's variants one by one (by whom it answers, for example); with what is bes
 three, and, if a trial is left, over nine if that was better, else times three. A method without a weight tries further
 learning rates for the trials that are left. Where a variant changes the network (DyTox), the fourth rate is tried after
 the variants, with the best of them. Two more on tiny-mini (other classes than are reported): the chosen rate and half
-of it. Then, with --report, the three reported seeds of both protocols. What is done already is not done again."""
+of it. Then, with --report, the three reported seeds of both protocols. Runs go to runs/; what is there already, or in
+an archive of benchmarks/ (see scripts/archive_runs.py), is not done again."""
 
 import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from holdfast.methods import METHODS
+from holdfast.results import archive
 
 ROOT = Path(__file__).parents[1]
 TUNING = {"glyphs-mini": "data.seed=1", "tiny-mini": "data.first_class=50"}
@@ -54,7 +58,10 @@ def defaults(method: str) -> Setting:
 
 
 def run(method: str, protocol: str, setting: Setting, out: Path, seed: int = 2021, *more: str) -> float:
-    """The average accuracy in per cent; 0 where training diverged."""
+    """The average accuracy in per cent; 0 where training diverged. What an archive of the repository has is not run."""
+    name = f"{out.parent.name}/{out.name}"
+    if name in archived():
+        return percent(archived()[name])
     if not (out / "result.json").exists() and not (out / "diverged").exists():
         whole = {**defaults(method), **setting}  # the config has what was found in the end
         keys = {"train.lr" if key == "lr" else f"method.{key}": value for key, value in whole.items()}
@@ -67,7 +74,18 @@ def run(method: str, protocol: str, setting: Setting, out: Path, seed: int = 202
             (out / "diverged").write_text(f"exit code {code}\n")
     if (out / "diverged").exists():
         return 0.0
-    return round(100 * json.loads((out / "result.json").read_text())["average_accuracy"], 2)
+    return percent(json.loads((out / "result.json").read_text()))
+
+
+def percent(result: dict[str, Any] | None) -> float:
+    return round(100 * result["average_accuracy"], 2) if result else 0.0
+
+
+@cache
+def archived() -> dict[str, dict[str, Any] | None]:
+    """The results of all runs in the repository's archives by their names; None where training diverged."""
+    files = sorted((ROOT / "benchmarks").glob(f"*{archive.SUFFIX}"))
+    return {line["name"]: line["result"] for file in files for line in archive.read(file)}
 
 
 class Search:
@@ -79,7 +97,7 @@ class Search:
 
     def trial(self, **setting: object) -> float:
         name = "-".join([self.method, *(f"{v}" if k == "lr" else f"{k}-{v}" for k, v in setting.items())])
-        out = ROOT / "docs/results" / f"tuning-{self.protocol}" / name
+        out = ROOT / "runs" / f"tuning-{self.protocol}" / name
         found = run(self.method, self.protocol, setting, out, 2021, TUNING[self.protocol])
         self.found.append((found, setting))
         print(self.protocol, name, found, flush=True)
@@ -129,7 +147,7 @@ def main() -> None:
     if "--report" in sys.argv:
         for protocol, setting in settings.items():
             for seed in SEEDS:
-                found = run(method, protocol, setting, ROOT / "docs/results" / protocol / f"{method}-{seed}", seed)
+                found = run(method, protocol, setting, ROOT / "runs" / protocol / f"{method}-{seed}", seed)
                 print(protocol, seed, found, flush=True)
 
 

@@ -21,7 +21,7 @@ from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
 from holdfast.cli.data import Json, Root, a_png, out, use_root
 from holdfast.cli.data import data as data_commands
-from holdfast.cli.results import REFERENCE, compare, export, report, reproduce
+from holdfast.cli.results import ARCHIVES, REFERENCE, compare, export, report, reproduce
 from holdfast.config import Config, Metrics, describe, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.errors import HoldfastError
@@ -31,7 +31,8 @@ from holdfast.methods import METHODS
 from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves, phases_bar
-from holdfast.results.record import Result, configs_of, read_config, read_plan, read_result
+from holdfast.results.record import Result, configs_of, read_clients, read_config, read_result
+from holdfast.results.runs import runs_of
 from holdfast.results.tables import (
     by_protocol,
     comparison,
@@ -135,7 +136,7 @@ def _report(done: Run, metrics: Metrics, as_json: bool) -> None:
 
 @app.command()
 def show(
-    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help=f"folders of finished runs, or {ARCHIVES}", show_default=False)],
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
     picture: Annotated[
@@ -147,6 +148,9 @@ def show(
     reference: Annotated[str, typer.Option(help="the method whose advantage over the others is shown")] = REFERENCE,
 ) -> None:
     """Print the table of a finished run again, or set several side by side."""
+    runs = [run for path in runs for run in runs_of(path)]
+    if not runs:
+        raise HoldfastError("there is no finished run in these archives; give others")
     results = [read_result(run) for run in runs]
     if metrics and len(runs) > 1:
         raise HoldfastError("--metrics is for one run; see several with 'holdfast compare --measure f1-batchwise128'")
@@ -343,8 +347,9 @@ def _metrics_of(folder: Path) -> Metrics:
 
 
 def _show(folder: Path, result: Result, metrics: Metrics) -> None:
+    clients = read_clients(folder)
     out.print(result_table(result))
-    for line in result_lines(result, (read_plan(folder) or {}).get("clients", ()), metrics):
+    for line in result_lines(result, clients.names if clients else (), metrics):
         out.print(line, highlight=False)
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.progress import track
 from holdfast.results import comparison, html, svg
-from holdfast.results.record import Result, Tree, configs_of, read_config, read_plan, read_run
+from holdfast.results.record import Result, configs_of, read_clients, read_config, read_run
+from holdfast.results.runs import runs_in
+from holdfast.results.stored import Clients, Tree, stored
 from holdfast.results.tables import GROUPS, by_protocol, names_of, percent, reference_of, shape
 from holdfast.server import metrics
 
@@ -32,61 +33,45 @@ PICTURES = {
 
 @dataclass(frozen=True)
 class View:
-    """A run as its folder has it."""
+    """A run as its folder, or an archive, has it."""
 
-    folder: Path
+    run: Path
     result: Result
     lines: list[dict[str, Any]]
     config: Tree
-    plan: dict[str, Any] | None  # records that travel without their plan have none
+    clients: Clients | None  # records that travel without their plan have none
     batchwise: bool = False  # are F1 and recall to be shown that way, too?
 
 
-def read_view(folder: Path, metrics: str | None = None) -> View:
-    result, lines = read_run(folder)
-    settings = read_config(folder) or {}
+def read_view(run: Path, metrics: str | None = None) -> View:
+    result, lines = read_run(run)
+    settings = read_config(run) or {}
     batchwise = (metrics or settings.get("metrics")) == "batchwise128"
-    return View(folder, result, lines, settings, read_plan(folder), batchwise)
+    return View(run, result, lines, settings, read_clients(run), batchwise)
 
 
 def write_report(
-    folders: Sequence[Path], file: Path, metrics: str | None = None, reference: str | None = None
+    paths: Sequence[Path], file: Path, metrics: str | None = None, reference: str | None = None
 ) -> list[Path]:
-    """The page of these runs, and which they are; a folder that holds runs stands for all of them, and a run that is in
-    several folders counts once. `metrics`: instead of what their configs say. `reference`: the method whose advantage
+    """The page of these runs, and which they are; a folder or an archive stands for all runs in it, and a run that is
+    in several places counts once. `metrics`: instead of what their configs say. `reference`: the method whose advantage
     over the others is shown."""
     views: dict[tuple[str, int], View] = {}
-    runs = runs_in(folders)
+    runs = runs_in(paths)
     for view in track((read_view(run, metrics) for run in runs), "reading runs", len(runs)):
         views.setdefault((view.result.experiment, view.result.seed), view)
     once = list(views.values())
     text = page(once, reference)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text.encode())
-    return [view.folder for view in once]
-
-
-def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """These runs, each once; a folder that holds runs stands for all of them, and a file beside them for nothing."""
-    found: dict[Path, Path] = {}
-    for folder in folders:
-        inside = (
-            [folder] if (folder / "result.json").exists() else sorted(r.parent for r in folder.rglob("result.json"))
-        )
-        if not inside and not folder.is_file():
-            raise HoldfastError(f"{folder} holds no finished run; give the folder of a run, or of several")
-        for run in inside:
-            found.setdefault(run.resolve(), run)
-    if not found:
-        raise HoldfastError(f"{folders[0]} is not the folder of a run; give the folder of a run, or of several")
-    return list(found.values())
+    return [view.run for view in once]
 
 
 def page(views: Sequence[View], reference: str | None = None) -> str:
     results = [view.result for view in views]
     groups = by_protocol(results)
     parts = [_heading(views)]
-    configs = configs_of(results, (view.folder for view in views))
+    configs = configs_of(results, (view.run for view in views))
     names: dict[str, str] = {}
     for data, some in groups.items():
         names |= names_of(some, configs)
@@ -177,7 +162,7 @@ def _together(data: str, results: Sequence[Result], names: Mapping[str, str], me
 
 
 def _details(view: View, name: str, is_open: bool) -> str:
-    """Everything about one run, which is called as in the table of all; its folder tells it from any other."""
+    """Everything about one run, which is called as in the table of all; its place tells it from any other."""
     parts = [
         _matrix(view),
         _scores(view),
@@ -190,7 +175,7 @@ def _details(view: View, name: str, is_open: bool) -> str:
     parts += [_confusion(view), _pictures(view), _config(view)]
     inner = "".join(part for part in parts if part)
     state = " open" if is_open else ""
-    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.folder))}</span>"
+    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.run))}</span>"
     return f"<details class=run{state}><summary>{title}</summary>{inner}</details>"
 
 
@@ -242,7 +227,7 @@ def _forgetting(view: View) -> str:
 
 def _fairness(view: View) -> str:
     """Who is left behind: each client on the classes it has held."""
-    result, plan = view.result, view.plan
+    result, clients = view.result, view.clients
     means = [[f"{GROUPS[g]} ({g})", percent(value)] for g, value in result.group_accuracy.items() if value is not None]
     body = html.table(
         "Mean accuracy in % of each group of the last task, on the classes they have held",
@@ -250,17 +235,15 @@ def _fairness(view: View) -> str:
         means,
         "groups.csv",
     )
-    if plan:
+    if clients:
         counts = np.array(result.confusion)
         place = {name: i for i, name in enumerate(result.classes)}
-        names = plan["class_names"]
         scores = []
-        for client, arrivals in enumerate(plan["arrivals"]):
-            held = sorted({place[names[c]] for arrival in arrivals for c in arrival["classes"]})
+        for client, classes in enumerate(clients.held):
+            held = sorted({place[name] for name in classes})
             if held:
-                label = plan["clients"][client] if plan.get("clients") else f"client {client}"
-                group = plan["groups"][-1][client]
-                scores.append((label, group, len(held), metrics.client_accuracy(counts, held)))
+                score = metrics.client_accuracy(counts, held)
+                scores.append((clients.name(client), clients.groups[client], len(held), score))
         scores.sort(key=lambda score: score[3])
         shown = scores if len(scores) <= 40 else [*scores[:20], *scores[-20:]]
         order = list(GROUPS)
@@ -296,7 +279,7 @@ def _detector(view: View) -> str:
     for kind, client, number in happened:
         if client in shown:
             marks[kind].append((shown[client], number))
-    names = (view.plan or {}).get("clients") or []
+    names = view.clients.names if view.clients else []
     labels = [names[client] if names else f"client {client}" for client in shown]
     bounds = [
         number
@@ -319,9 +302,12 @@ def _bytes(view: View) -> str:
         "down": "models to clients",
         "up": "models back",
         "extras": "extras back",
+        "observed": "broadcasts to clients that only observe",
+        "task_end": "models at a task's end",
         "encoder": "encoders to newcomers",
         "teachers": "teachers to clients",
         "shares": "prototypes to the proxy",
+        "models": "models from the server to the proxy",
     }
     names = {"server": "the global server", "proxy": "the proxy"}
     sent = [
@@ -386,8 +372,8 @@ def _heat_image(shares: np.ndarray) -> str:
 def _pictures(view: View) -> str:
     parts = []
     for name, (title, about) in PICTURES.items():
-        file = view.folder / name
-        if file.exists():
+        file = stored(view.run).picture(name)
+        if file:
             picture = html.embedded(file.read_bytes())
             caption = f"<figcaption>{escape(about)}</figcaption>"
             image = f'<img alt="{escape(about, quote=True)}" src="{picture}">'

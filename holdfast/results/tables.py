@@ -13,11 +13,24 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from holdfast.results.record import Result, Tree
+from holdfast.results.record import Result
+from holdfast.results.stored import Tree
 from holdfast.server.metrics import forgotten
 from holdfast.simulation.plan import Plan
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
+PART = "part"  # that the prototypes are of the models sent back
+TRAFFIC = {
+    "down": "models to clients",
+    "up": "and back",
+    "observed": "to observers",
+    "task_end": "at a task's end",
+    "teachers": "teachers",
+    "shares": "prototypes",
+    PART: "of the models back",
+    "encoder": "encoders",
+    "models": "models to the proxy",
+}
 NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
 
 
@@ -47,17 +60,20 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
         f"on the classes they have held: {groups}; worst: {clients[worst] if clients else f'client {worst}'} with "
         f"{percent(result.worst_client['accuracy'])}",
-        f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back"
+        f"{sent.get('down', 0):.1f} MB sent to clients, {sent.get('up', 0):.1f} MB back"
         + (f" and {sent['extras']:.2f} MB of extras" if sent.get("extras") else "")
         + f", {sum(result.seconds.values()):.1f} s",
+        *_further_models(sent),
     ]
     if metrics == "batchwise128":
         lines.insert(1, _batchwise_line(result))
     if any(result.bytes.get("proxy", {}).values()):
-        part = f" ({sent['shares'] / sent['up']:.2%} of the models sent back)" if sent["up"] else ""
+        teachers, shares, encoder = (sent.get(way, 0) for way in ("teachers", "shares", "encoder"))
+        part = f" ({shares / sent['up']:.2%} of the models sent back)" if sent.get("up") else ""
+        models = f", {sent['models']:.1f} MB of models from the server to the proxy" if "models" in sent else ""
         lines.append(
-            f"on the proxy's channel: {sent['teachers']:.1f} MB of teachers, {sent['shares']:.2f} MB of prototypes"
-            f"{part}, {sent['encoder']:.1f} MB of encoders"
+            f"on the proxy's channel: {teachers:.1f} MB of teachers, {shares:.2f} MB of prototypes"
+            f"{part}, {encoder:.1f} MB of encoders{models}"
         )
     found = result.detection
     if found and found["transitions"]:
@@ -67,6 +83,13 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
             f"{found['client_rounds']:.0f} client-rounds"
         )
     return lines
+
+
+def _further_models(sent: Mapping[str, float]) -> list[str]:
+    """Models to clients that do not train on them; older runs have not counted them."""
+    words = {"observed": "broadcasts to clients that only observe", "task_end": "models at a task's end"}
+    parts = [f"{sent[way]:.1f} MB of {text}" for way, text in words.items() if way in sent]
+    return [f"beside them {', '.join(parts)}"] if parts else []
 
 
 def _batchwise_line(result: Result) -> str:
@@ -225,14 +248,16 @@ def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -
 
 def traffic_table(totals: Sequence[Mapping[str, int]]) -> Table:
     """What a plan will send, task by task, if every transition is noticed at once."""
-    columns = ["task", "models to clients", "and back", "teachers", "prototypes", "of the models back", "encoders"]
+    known = {way for sent in totals for way in sent}
+    ways = [way for way in TRAFFIC if way in known or (way == PART and "shares" in known)]
     rows = []
     for t, sent in enumerate(totals):
-        megabytes = {what: f"{count / 1e6:.2f}" for what, count in sent.items()}
-        share = f"{sent['shares'] / sent['up']:.3%}"
-        cells = (megabytes[what] for what in ("down", "up", "teachers", "shares"))
-        rows.append([str(t + 1), *cells, share, megabytes["encoder"]])
-    return rows_table("Bytes in MB; models by the global server, the rest by the proxy", columns, rows)
+        cells = {way: f"{sent.get(way, 0) / 1e6:.2f}" for way in ways}
+        if PART in cells:
+            cells[PART] = f"{sent.get('shares', 0) / sent['up']:.3%}" if sent.get("up") else "-"
+        rows.append([str(t + 1), *cells.values()])
+    title = "Bytes in MB; models by the global server, the rest by the proxy"
+    return rows_table(title, ["task", *(TRAFFIC[way] for way in ways)], rows)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
