@@ -17,7 +17,9 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def runs_of(path: Path) -> list[Path]:
-    """All runs of an archive; of anything else the path itself."""
+    """All runs of an archive; an address in one with the whole name of its run; any other path itself."""
+    if place := archive.split_address(path):
+        return [archive.address(place[0], archive.find(*place)["name"])]
     if not archive.is_archive(path):
         return [path]
     return [archive.address(path, name) for name in archive.names(path)]

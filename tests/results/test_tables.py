@@ -132,6 +132,28 @@ def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> No
     assert "0.01 MB of prototypes, 0.1 MB of encoders" in result_lines(result(bytes=sent))[3]
 
 
+def test_kinds_of_bytes_that_older_runs_have_not_counted_are_said_where_they_are() -> None:
+    sent = {
+        "server": {"down": 2_000_000, "up": 1_000_000, "observed": 6_000_000, "task_end": 300_000},
+        "proxy": {"teachers": 4_000_000, "models": 700_000},
+    }
+    text = "\n".join(result_lines(result(bytes=sent)))
+    assert "beside them 6.0 MB of broadcasts to clients that only observe, 0.3 MB of models at a task's end" in text
+    assert "0.0 MB of encoders, 0.7 MB of models from the server to the proxy" in text
+    totals = [{"down": 1_000_000, "up": 0, "observed": 2_000_000, "shares": 0, "models": 3_000_000}]
+    table = printed(traffic_table(totals), width=120)
+    assert "to observers" in table
+    assert next(line.split() for line in table.splitlines() if line.strip().startswith("1 ")) == [
+        "1",
+        "1.00",
+        "0.00",
+        "2.00",
+        "0.00",
+        "-",
+        "3.00",
+    ]
+
+
 def test_traffic_by_task() -> None:
     totals = [{"down": 10_000_000, "up": 8_000_000, "teachers": 0, "shares": 16_000, "encoder": 1_000_000}]
     text = printed(traffic_table(totals), width=120)
