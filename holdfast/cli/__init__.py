@@ -347,7 +347,7 @@ def _metrics_of(folder: Path) -> Metrics:
 
 
 def _show(folder: Path, result: Result, metrics: Metrics) -> None:
-    clients = read_clients(folder)
+    clients = read_clients(folder, result)
     out.print(result_table(result))
     for line in result_lines(result, clients.names if clients else (), metrics):
         out.print(line, highlight=False)

@@ -124,9 +124,13 @@ def read_record(run: Path) -> list[dict[str, Any]]:
         raise source.damaged("record.jsonl", error) from error
 
 
-def read_clients(run: Path) -> Clients | None:
-    """Of each client what its plan says, if the run has it."""
-    return stored(run).clients()
+def read_clients(run: Path, result: Result) -> Clients | None:
+    """Of each client what its plan says, if the run, which has this result, has its plan."""
+    source = stored(run)
+    clients = source.clients()
+    if clients and not {name for held in clients.held for name in held} <= set(result.classes):
+        raise source.damaged("plan.json", "its classes are not those of the result")
+    return clients
 
 
 def read_config(run: Path) -> Tree | None:

@@ -60,7 +60,7 @@ def packed(folder: Path, name: str, commit: str | None = None) -> archive.Line:
             "record": [],
         }
     result, _ = read_run(folder)
-    clients, plan = read_clients(folder), folder / "plan.json"
+    clients, plan = read_clients(folder, result), folder / "plan.json"
     place = {one: i for i, one in enumerate(result.classes)}
     facts = clients and {
         "names": clients.names,

@@ -21,6 +21,10 @@ class Clients:
     groups: Sequence[str]
     held: Sequence[Sequence[str]]
 
+    def __post_init__(self) -> None:
+        if len(self.groups) != len(self.held) or len(self.names) not in (0, len(self.held)):
+            raise ValueError("it does not say the same number of clients everywhere")
+
     def name(self, client: int) -> str:
         return self.names[client] if self.names else f"client {client}"
 
@@ -128,7 +132,7 @@ class ArchivedRun:
         try:
             held = [[line["result"]["classes"][place] for place in places] for places in facts["held"]]
             return Clients(list(facts["names"]), list(facts["groups"]), held)
-        except (KeyError, IndexError, TypeError) as error:
+        except (ValueError, KeyError, IndexError, TypeError) as error:
             raise self.damaged("clients", error) from error
 
     def picture(self, name: str) -> Path | None:

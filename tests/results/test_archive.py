@@ -60,8 +60,9 @@ def write(file: Path, *lines: object) -> Path:
 def test_what_goes_in_comes_out(file: Path, tmp_path: Path) -> None:
     folder, run = tmp_path / "made" / "small" / "lga-2", archive.address(file, "small/lga-2")
     assert read_run(run) == read_run(folder)
+    result = read_result(run)
     assert read_config(run) == read_config(folder)
-    assert read_clients(run) == read_clients(folder)
+    assert read_clients(run, result) == read_clients(folder, result)
     assert read_result(archive.address(file, "lga-2")) == read_result(folder)  # the end of a name is enough
     [first, *_] = lines_of(file)
     assert {key: first[key] for key in ("schema", "name", "commit")} == {
@@ -183,6 +184,15 @@ def test_a_damaged_part_is_named(tmp_path: Path, key: str, part: str) -> None:
     file = write(tmp_path / "a.jsonl.gz", {**packed(OLD, "a/a"), key: wrong[key]})
     with pytest.raises(HoldfastError, match=rf"{part} of .*a\.jsonl\.gz:a/a is damaged"):
         write_report([file], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("plan", [{"class_names": ["x"] * 6}, {"groups": [["Zo"]]}, {"clients": ["a"]}, {"groups": []}])
+def test_a_plan_that_does_not_fit_the_result_is_named(tmp_path: Path, plan: dict[str, Any]) -> None:
+    shutil.copytree(OLD, tmp_path / "run")
+    facts = json.loads((OLD / "plan.json").read_text())
+    (tmp_path / "run" / "plan.json").write_text(json.dumps({**facts, **plan}))
+    with pytest.raises(HoldfastError, match=r"plan\.json is damaged"):
+        write_report([tmp_path / "run"], tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("limit", ["MAX_LINE", "MAX_FILE"])
