@@ -16,7 +16,10 @@ from holdfast.data.sources import load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import Overall, Run, own_images, plan_of, run_name, run_to_folder
 from holdfast.progress import progress_bar
-from holdfast.results.record import read_result
+from holdfast.results.archive import split_address
+from holdfast.results.record import read_config, read_result
+from holdfast.results.runs import runs_below
+from holdfast.results.stored import stored
 from holdfast.results.tables import differences, settings_of
 
 ONE = r"\s*[\w-]+\s*(\[[^\[\]]*\]\s*)?"
@@ -78,7 +81,9 @@ def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str
         texts[run][spec.text] = None
         said[run] |= {key for key, _ in spec.settings if not key.startswith("method.")}
     several = Counter(labels.values())
-    unsaid = differences(dict(zip(runs, map(settings_of, configs), strict=True)), ("plan", "model"))
+    unsaid = differences(
+        dict(zip(runs, (settings_of(to_tree(config)) for config in configs), strict=True)), ("plan", "model")
+    )
     names = {}
     for run, label in labels.items():
         alone = len(texts[run]) == 1 and several[label] == 1 and not said[run]
@@ -110,13 +115,18 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def known_runs(folder: Path, needs: str | None = None) -> dict[str, Path]:
-    """The complete runs anywhere below `folder`, by their config's name; only those with a file called `needs`."""
+    """The complete runs in folders and archives anywhere below `folder`, by their config's name; only those with a
+    picture called `needs`. A run of one's own images is known by its folder alone, for an archive does not tell whether
+    they have changed."""
     known = {}
-    for result in sorted(folder.rglob("result.json")):
-        if needs and not (result.parent / needs).exists():
+    for run in runs_below(folder):
+        if needs and not stored(run).picture(needs):
             continue
         with suppress(HoldfastError):  # a config of another version
-            known[run_name(load_config(result.parent / "config.toml"))] = result.parent
+            tree = read_config(run)
+            config = load_config(tree) if tree else None
+            if config and not (own_images(config) and split_address(run)):
+                known[run_name(config)] = run
     return known
 
 

@@ -18,8 +18,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         markdown = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
         markdown = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", markdown)
     elif name == "results.md":
-        pages = sorted((ROOT / "docs/results/reproduced").glob("*.md"), key=_place)
-        markdown += "\n" + "\n".join(f"- [{_title(path)}](results/reproduced/{path.name})" for path in pages)
+        pages = sorted((ROOT / "docs/reproduced").glob("*.md"), key=_place)
+        markdown += "\n" + "\n".join(f"- [{_title(path)}](reproduced/{path.name})" for path in pages)
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 

@@ -10,15 +10,19 @@ There are six trials on glyphs-mini, with other characters than those reported:
    that was better, otherwise times three. A method without a weight spends the remaining trials on learning rates.
 
 Two more trials on tiny-mini, with other classes than those reported, compare the chosen rate with half of it. With
---report, the three reported seeds of both protocols follow. Trials that are complete are not repeated."""
+--report, the three reported seeds of both protocols follow. Runs go to runs/; what is complete there, or
+in an archive of benchmarks/ (see scripts/archive_runs.py), is not repeated."""
 
 import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from holdfast.methods import METHODS
+from holdfast.results import archive
 
 ROOT = Path(__file__).parents[1]
 TUNING = {"glyphs-mini": "data.seed=1", "tiny-mini": "data.first_class=50"}
@@ -58,7 +62,10 @@ def defaults(method: str) -> Setting:
 
 
 def run(method: str, protocol: str, setting: Setting, out: Path, seed: int = 2021, *more: str) -> float:
-    """The average accuracy in per cent; 0 where training diverged."""
+    """The average accuracy in per cent; 0 where training diverged. What an archive of the repository has is not run."""
+    name = f"{out.parent.name}/{out.name}"
+    if name in archived():
+        return percent(archived()[name])
     if not (out / "result.json").exists() and not (out / "diverged").exists():
         whole = {**defaults(method), **setting}  # the config has the final settings
         keys = {"train.lr" if key == "lr" else f"method.{key}": value for key, value in whole.items()}
@@ -71,7 +78,18 @@ def run(method: str, protocol: str, setting: Setting, out: Path, seed: int = 202
             (out / "diverged").write_text(f"exit code {code}\n")
     if (out / "diverged").exists():
         return 0.0
-    return round(100 * json.loads((out / "result.json").read_text())["average_accuracy"], 2)
+    return percent(json.loads((out / "result.json").read_text()))
+
+
+def percent(result: dict[str, Any] | None) -> float:
+    return round(100 * result["average_accuracy"], 2) if result else 0.0
+
+
+@cache
+def archived() -> dict[str, dict[str, Any] | None]:
+    """The results of all runs in the repository's archives by their names; None where training diverged."""
+    files = sorted((ROOT / "benchmarks").glob(f"*{archive.SUFFIX}"))
+    return {line["name"]: line["result"] for file in files for line in archive.read(file)}
 
 
 class Search:
@@ -83,7 +101,7 @@ class Search:
 
     def trial(self, **setting: object) -> float:
         name = "-".join([self.method, *(f"{v}" if k == "lr" else f"{k}-{v}" for k, v in setting.items())])
-        out = ROOT / "docs/results" / f"tuning-{self.protocol}" / name
+        out = ROOT / "runs" / f"tuning-{self.protocol}" / name
         found = run(self.method, self.protocol, setting, out, 2021, TUNING[self.protocol])
         self.found.append((found, setting))
         print(self.protocol, name, found, flush=True)
@@ -133,7 +151,7 @@ def main() -> None:
     if "--report" in sys.argv:
         for protocol, setting in settings.items():
             for seed in SEEDS:
-                found = run(method, protocol, setting, ROOT / "docs/results" / protocol / f"{method}-{seed}", seed)
+                found = run(method, protocol, setting, ROOT / "runs" / protocol / f"{method}-{seed}", seed)
                 print(protocol, seed, found, flush=True)
 
 

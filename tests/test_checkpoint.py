@@ -19,6 +19,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of, run_to_folder
+from holdfast.results.record import read_record
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.rounds import run_rounds
 
@@ -254,7 +255,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     assert "going on after round 2" in resumed.stderr
     whole = federation_of({**small, "method": METHODS[0]})
     lines = lines_of(list(run_rounds(whole, Serial())))
-    record = [json.loads(text) for text in (tmp_path / "run" / "record.jsonl").read_text().splitlines()]
+    record = read_record(tmp_path / "run")
     assert json.loads(json.dumps(lines)) == [{k: v for k, v in one.items() if k != "seconds"} for one in record]
 
 

@@ -74,9 +74,9 @@ def test_the_page_of_results_lists_every_reproduced_page_by_its_number(hooks: An
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="results.md"))
     text = hooks.on_page_markdown((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), page)
     _, listed = text.rsplit("\n\n", 1)  # a list begins after an empty line
-    files = re.findall(r"^- \[.*\]\(results/reproduced/(.*)\.md\)$", listed, re.M)
+    files = re.findall(r"^- \[.*\]\(reproduced/(.*)\.md\)$", listed, re.M)
     assert len(files) == len(listed.splitlines())
-    assert set(files) == {path.stem for path in (ROOT / "docs" / "results" / "reproduced").glob("*.md")}
+    assert set(files) == {path.stem for path in (ROOT / "docs" / "reproduced").glob("*.md")}
     assert files.index("table2") < files.index("table10-paper") < files.index("table12")
 
 

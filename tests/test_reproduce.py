@@ -27,7 +27,8 @@ from holdfast.results.comparison import MEASURES
 from holdfast.results.record import read_result, write_result
 from holdfast.simulation.plan import Plan, make_plan
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[1] / "benchmarks"
+PAGES = Path(__file__).parents[1] / "docs" / "reproduced"
 SCALES: tuple[Scale, ...] = ("mini", "paper")
 LGA = Experiment("cifar100", 5, "lga")
 
@@ -361,8 +362,8 @@ def test_every_page_of_the_repository_is_filled_and_has_the_figures_of_its_recor
         assert run_name(config_of(one, "mini", 2021)) in committed(), one
     assert command(name, "--show", "--runs", RESULTS)[0] == 0
     for kind in ("md", "csv") if name != "fig5" else ("md",):  # which has no numbers
-        made, kept = ((where / f"{name}.{kind}").read_text() for where in (tmp_path / "pages", RESULTS / "reproduced"))
-        assert made.replace(str(RESULTS), "docs/results") == kept
+        made, kept = ((where / f"{name}.{kind}").read_text() for where in (tmp_path / "pages", PAGES))
+        assert made.replace(str(RESULTS), "benchmarks") == kept
 
 
 def test_all_items_with_named_methods(command: Command, tmp_path: Path) -> None:

@@ -29,9 +29,12 @@ from holdfast.results import comparison
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
-from holdfast.results.report import runs_in, write_report
+from holdfast.results.report import write_report
+from holdfast.results.runs import runs_in
 from holdfast.results.tables import rows_table
 
+ARCHIVES = "archives of runs (FILE.jsonl.gz for all in it, FILE.jsonl.gz:RUN for one)"
+REFERENCE = "lga"  # the method whose advantage over the others `show` and `report` print
 Format = Literal["text", "markdown", "latex", "csv", "json"]
 WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
     "markdown": comparison.as_markdown,
@@ -58,7 +61,7 @@ def compare(
     ] = None,
     measure: Annotated[str, typer.Option(help="one of " + ", ".join(comparison.MEASURES))] = "accuracy",
     form: Annotated[Format, typer.Option("--format", help="how the table is printed")] = "text",
-    runs: Annotated[Path, typer.Option(help="the folder that holds the runs' folders")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="the folder that holds the runs' folders and archives")] = Path("runs"),
     save: Annotated[
         Path | None, typer.Option(help="also write the table as .md, .tex, .csv and .json into this folder")
     ] = None,
@@ -234,21 +237,26 @@ def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
+    runs: Annotated[
+        list[Path], typer.Argument(help=f"folders of finished runs, folders that hold them, or {ARCHIVES}")
+    ],
     to: Annotated[Path, typer.Option("--out", help="the HTML file")] = Path("report.html"),
     metrics: Annotated[
         Metrics | None, typer.Option(help="F1 and recall that are shown; as each run's config says, if not given")
     ] = None,
+    reference: Annotated[str, typer.Option(help="the method whose advantage over the others is shown")] = REFERENCE,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page about a run, or several side by side. It opens without a network."""
     _check_file(to)
-    found = write_report(runs, to, metrics)
+    found = write_report(runs, to, metrics, reference)
     print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
 
 
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs, or folders that hold them")],
+    runs: Annotated[
+        list[Path], typer.Argument(help=f"folders of finished runs, folders that hold them, or {ARCHIVES}")
+    ],
     to: Annotated[Path, typer.Option("--out", help="the folder to write to: one file or folder per run")],
     form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
     as_json: Json = False,

@@ -1,6 +1,7 @@
 """The commands that print what is there: `holdfast show | predict | methods | settings`."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from holdfast.cli.console import out
 from holdfast.cli.options import Json, RunFolder, a_png
+from holdfast.cli.results import ARCHIVES, REFERENCE
 from holdfast.config import Metrics, describe
 from holdfast.data.sources import SOURCES
 from holdfast.errors import HoldfastError
@@ -15,7 +17,8 @@ from holdfast.methods import METHODS
 from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves
-from holdfast.results.record import Result, configs_of, read_config, read_plan, read_result
+from holdfast.results.record import Result, configs_of, read_clients, read_config, read_result
+from holdfast.results.runs import runs_of
 from holdfast.results.tables import (
     by_protocol,
     comparison,
@@ -29,7 +32,7 @@ from holdfast.results.tables import (
 
 
 def show(
-    runs: Annotated[list[Path], typer.Argument(help="folders of finished runs", show_default=False)],
+    runs: Annotated[list[Path], typer.Argument(help=f"folders of finished runs, or {ARCHIVES}", show_default=False)],
     as_json: Json = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="print the comparison as Markdown")] = False,
     picture: Annotated[
@@ -39,8 +42,12 @@ def show(
         Metrics | None,
         typer.Option(help="which F1 and recall a single run shows; as its config says if not given"),
     ] = None,
+    reference: Annotated[str, typer.Option(help="the method whose advantage over the others is shown")] = REFERENCE,
 ) -> None:
     """Print the table of a finished run, or compare several side by side."""
+    runs = [run for path in runs for run in runs_of(path)]
+    if not runs:
+        raise HoldfastError("there is no finished run in these archives; give others")
     results = [read_result(run) for run in runs]
     if metrics and len(runs) > 1:
         raise HoldfastError("--metrics is for one run; see several with 'holdfast compare --measure f1-batchwise128'")
@@ -51,13 +58,14 @@ def show(
         print(json.dumps([result.to_json() for result in results] if len(runs) > 1 else results[0].to_json()))
     elif as_markdown:
         tables = {
-            data: markdown(*comparison(some, names_of(some, configs))) for data, some in by_protocol(results).items()
+            data: markdown(*comparison(some, names_of(some, configs), reference))
+            for data, some in by_protocol(results).items()
         }
         print("\n\n".join(f"**{data}**\n\n{table}" for data, table in tables.items()))
     elif len(runs) > 1:
         for data, some in by_protocol(results).items():
             title = f"{data}: accuracy in %, mean (± standard deviation) over seeds"
-            out.print(rows_table(title, *comparison(some, names_of(some, configs))))
+            out.print(rows_table(title, *comparison(some, names_of(some, configs), reference)))
     else:
         print_result(runs[0], results[0], metrics or metrics_of(runs[0]))
 
@@ -96,14 +104,16 @@ def settings(as_json: Json = False) -> None:
 
 def metrics_of(folder: Path) -> Metrics:
     """Which F1 and recall the run's config asks for."""
-    config = read_config(folder)
-    return config.metrics if config else "whole"
+    with suppress(HoldfastError):
+        return "batchwise128" if (read_config(folder) or {}).get("metrics") == "batchwise128" else "whole"
+    return "whole"
 
 
 def print_result(folder: Path, result: Result, metrics: Metrics) -> None:
     """Prints the table of a run, and the lines below it."""
+    clients = read_clients(folder, result)
     out.print(result_table(result))
-    for line in result_lines(result, (read_plan(folder) or {}).get("clients", ()), metrics):
+    for line in result_lines(result, clients.names if clients else (), metrics):
         out.print(line, highlight=False)
 
 

@@ -21,6 +21,7 @@ from holdfast.paper.tables import (
 )
 from holdfast.results import plots
 from holdfast.results.record import read_record
+from holdfast.results.stored import stored
 from holdfast.results.tables import as_csv
 
 SHOWN = ("accuracy", "f1", "recall")
@@ -201,7 +202,7 @@ def _stand_ins(item: Item) -> str:
 def _drawing(item: Item, runs: Runs) -> Callable[[Path], None] | None:
     """What draws the figure, if there is anything to draw."""
     if item.name == "fig5":
-        sheets = [folder / "prototypes.png" for found in runs.values() for folder in found.folders]
-        sheet = next((file for file in sheets if file.exists()), None)
+        sheets = (stored(run).picture("prototypes.png") for found in runs.values() for run in found.folders)
+        sheet = next((file for file in sheets if file), None)
         return None if sheet is None else lambda file: write_atomic(file, sheet.read_bytes())
     return (lambda file: draw(item, runs, file)) if runs else None

@@ -1,4 +1,4 @@
-"""The run folder: an append-only record, one line a round, and the result that is computed from it."""
+"""The run folder: an append-only record, one line per round, and the result that is computed from it."""
 
 import fcntl
 import hashlib
@@ -6,16 +6,18 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from holdfast.config import Config, load_config
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
+from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
+
+SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Result:
     macro_recall: float
     worst_client: dict[str, float]  # client, accuracy: on the classes it has held
     group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
-    bytes: dict[str, dict[str, int]]  # channel -> what -> how many; the server's: down, up
+    bytes: dict[str, dict[str, int]]  # channel -> what -> how many; older runs lack what was not counted then
     seconds: dict[str, float]  # phase -> seconds
     confusion: list[list[int]]  # at the end: true by predicted class, in head order; last column: none predicted
     classes: list[str]  # the names that belong to it
@@ -73,7 +75,7 @@ class Record:
         self.file = folder / "record.jsonl"
         self._hash = hashlib.sha256()
         if keep:  # a round that was written but not finished is played again
-            kept = b"".join(line + b"\n" for line in _read(folder, "record.jsonl").split(b"\n")[:keep])
+            kept = b"".join(line + b"\n" for line in read_file(folder, "record.jsonl").split(b"\n")[:keep])
             self._hash.update(kept)
             if self.digest != digest:
                 raise HoldfastError(
@@ -89,7 +91,7 @@ class Record:
         return self._hash.hexdigest()
 
     def write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line).encode() + b"\n"
+        text = json.dumps({"schema": SCHEMA, **line}).encode() + b"\n"
         try:
             self._file.write(text)
             self._file.flush()
@@ -107,45 +109,51 @@ class Record:
         self._file.close()
 
 
-def read_record(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's record, one for each round in their order."""
+def read_record(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's record, one for each round in their order. A run is a folder or an address in an archive."""
+    source = stored(run)
+    lines = source.record()
+    if lines is None:
+        raise HoldfastError(f"{run} is not the folder of a finished run: it has no record.jsonl")
     try:
-        lines = [json.loads(line) for line in _read(folder, "record.jsonl").splitlines()]
-        if not lines or any(line["round"] != number or not line["task"] for number, line in enumerate(lines, 1)):
+        current = [migrated(line, run) for line in lines]
+        if not current or any(line["round"] != number or not line["task"] for number, line in enumerate(current, 1)):
             raise ValueError("it does not hold one line for each round")
-        return lines
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(folder / "record.jsonl", error) from error
+        return current
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise source.damaged("record.jsonl", error) from error
 
 
-def read_plan(folder: Path) -> dict[str, Any] | None:
-    """Who was to get what when, if the run's folder has it."""
-    if not (folder / "plan.json").exists():
-        return None
-    try:
-        plan: dict[str, Any] = json.loads(_read(folder, "plan.json"))
-        if not all(isinstance(plan[key], list) for key in ("class_names", "clients", "arrivals", "groups")):
-            raise ValueError("it is not the plan of a run")
-        return plan
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(folder / "plan.json", error) from error
+def read_clients(run: Path, result: Result) -> Clients | None:
+    """Of each client what its plan says, if the run, which has this result, has its plan."""
+    source = stored(run)
+    clients = source.clients()
+    if clients and not {name for held in clients.held for name in held} <= set(result.classes):
+        raise source.damaged("plan.json", "its classes are not those of the result")
+    return clients
 
 
-def read_config(folder: Path) -> Config | None:
-    """The run's config; nothing where it was left behind, or is of another version."""
-    with suppress(HoldfastError):
-        return load_config(folder / "config.toml")
-    return None
+def read_config(run: Path) -> Tree | None:
+    """The run's settings as they were written, section by section; None where the file was left behind."""
+    source = stored(run)
+    tree = source.config()
+    if tree is not None and not isinstance(tree.get("method"), dict):
+        raise source.damaged("config.toml", "it names no method")
+    return tree
 
 
-def configs_of(results: Iterable[Result], folders: Iterable[Path]) -> dict[str, Config]:
-    """The configs of experiments, as far as they can be had, of the runs in these folders."""
-    found = ((result.experiment, read_config(folder)) for result, folder in zip(results, folders, strict=True))
-    return {experiment: config for experiment, config in found if config}
+def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:
+    """The settings of experiments by their keys; a run whose config is missing or damaged adds none."""
+    configs: dict[str, Tree] = {}
+    for result, run in zip(results, runs, strict=True):
+        with suppress(HoldfastError):
+            if tree := read_config(run):
+                configs[result.experiment] = tree
+    return configs
 
 
 def write_result(folder: Path, result: Result) -> None:
-    write_json(folder / "result.json", result.to_json())
+    write_json(folder / "result.json", {"schema": SCHEMA, **result.to_json()})
 
 
 def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -157,19 +165,27 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return curves
 
 
-def read_result(folder: Path) -> Result:
-    """The result of a finished run."""
+def read_result(run: Path) -> Result:
+    """The result of a finished run, in a folder or an archive."""
+    source = stored(run)
     try:
-        result = TypeAdapter(Result).validate_json(_read(folder, "result.json"))
+        facts = migrated(source.result(), run)
+        if facts.get("curves") is None and source.record() is not None:  # older versions wrote none
+            facts["curves"] = curves_of(read_record(run))
+        result = TypeAdapter(Result).validate_python(facts)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "the file"
-        raise damaged(folder / "result.json", f"{where}: {problem['msg']}") from error
-    if result.curves is None and (folder / "record.jsonl").exists():  # of an older version
-        try:
-            result = replace(result, curves=curves_of(read_record(folder)))
-        except (KeyError, TypeError) as error:
-            raise damaged(folder / "record.jsonl", f"a line lacks {error}") from error
+        raise source.damaged("result.json", f"{where}: {problem['msg']}") from error
+    except (ValueError, AttributeError) as error:
+        raise source.damaged("result.json", error) from error
+    except (KeyError, TypeError) as error:
+        raise source.damaged("record.jsonl", f"a line lacks {error}") from error
+    _check_shapes(result, source)
+    return result
+
+
+def _check_shapes(result: Result, source: StoredRun) -> None:
     tasks, classes = len(result.task_sizes), len(result.classes)
     lengths = [len(result.accuracy_after_task), *map(len, (result.curves or {}).values())]
     if (
@@ -177,28 +193,25 @@ def read_result(folder: Path) -> Result:
         or {tasks} != set(lengths)
         or [len(row) for row in result.accuracy_matrix] != list(range(1, tasks + 1))
     ):
-        raise damaged(folder / "result.json", f"its curves are not those of {tasks} tasks")
+        raise source.damaged("result.json", f"its curves are not those of {tasks} tasks")
     if [len(row) for row in result.confusion] != [classes + 1] * classes:
-        raise damaged(folder / "result.json", f"its confusion matrix is not that of {classes} classes")
-    return result
+        raise source.damaged("result.json", f"its confusion matrix is not that of {classes} classes")
 
 
-def read_run(folder: Path) -> tuple[Result, list[dict[str, Any]]]:
+def read_run(run: Path) -> tuple[Result, list[dict[str, Any]]]:
     """The result of a finished run and the record that it was made from."""
-    result, lines = read_result(folder), read_record(folder)
+    result, lines = read_result(run), read_record(run)
     if (lines[-1]["task"], lines[-1].get("accuracy")) != (len(result.task_sizes), result.last_accuracy):
-        raise damaged(folder / "record.jsonl", "it does not end as result.json says")
+        raise stored(run).damaged("record.jsonl", "it does not end as result.json says")
     return result, lines
 
 
-def damaged(file: Path, reason: object) -> HoldfastError:
-    return HoldfastError(f"{file} is damaged ({reason}); delete the folder and run it again")
-
-
-def _read(folder: Path, name: str) -> bytes:
-    try:
-        return (folder / name).read_bytes()
-    except OSError as error:
-        raise HoldfastError(
-            f"{folder} is not the folder of a finished run: cannot read {name} there ({error.strerror})"
-        ) from error
+def migrated(facts: Mapping[str, Any], run: Path) -> dict[str, Any]:
+    """A result, or a line of a record, as this version has it. Those of schema 1 do not say so; since then lines may
+    count further kinds of bytes, and a result has curves."""
+    schema = facts.get("schema", 1)
+    if not isinstance(schema, int) or schema < 1:
+        raise ValueError(f"{schema!r} is no schema")
+    if schema > SCHEMA:
+        raise HoldfastError(f"{run} was written by a newer version of Holdfast (schema {schema}); update Holdfast")
+    return {key: value for key, value in facts.items() if key != "schema"}

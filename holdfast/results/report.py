@@ -1,101 +1,46 @@
 """One page of HTML for a run or several: everything in it, nothing loaded from anywhere."""
 
-import io
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.progress import track
 from holdfast.results import comparison, html, svg
-from holdfast.results.record import Result, configs_of, damaged, read_plan, read_run
-from holdfast.results.tables import GROUPS, by_protocol, names_of, percent, reference_of, shape
-from holdfast.server import metrics
-
-CONFUSED = 15  # pairs of classes in the table of confusions
-NAMED = 30  # classes that have room for their names beside the confusion matrix
-MANY = 200  # classes, of which all pairs would make the page too large
-PICTURES = {
-    "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
-    "exemplars.png": ("Exemplars", "what one client keeps, class by class"),
-}
+from holdfast.results.details import View, details, read_view
+from holdfast.results.record import Result, configs_of
+from holdfast.results.runs import runs_in
+from holdfast.results.tables import by_protocol, names_of, percent, reference_of, shape
 
 
-@dataclass(frozen=True)
-class View:
-    """A run as its folder has it."""
-
-    folder: Path
-    result: Result
-    lines: list[dict[str, Any]]
-    config: dict[str, Any]
-    plan: dict[str, Any] | None  # records that travel without their plan have none
-    batchwise: bool = False  # are F1 and recall to be shown that way, too?
-
-
-def read_view(folder: Path, metrics: str | None = None) -> View:
-    result, lines = read_run(folder)
-    config = folder / "config.toml"
-    try:
-        settings = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    except ValueError as error:
-        raise damaged(config, error) from error
-    if settings and not isinstance(settings.get("method"), dict):
-        raise damaged(config, "it names no method")
-    batchwise = (metrics or settings.get("metrics")) == "batchwise128"
-    return View(folder, result, lines, settings, read_plan(folder), batchwise)
-
-
-def write_report(folders: Sequence[Path], file: Path, metrics: str | None = None) -> list[Path]:
-    """The page of these runs, and which they are; a folder that holds runs stands for all of them, and a run that is in
-    several folders counts once. `metrics`: instead of what their configs say."""
+def write_report(
+    paths: Sequence[Path], file: Path, metrics: str | None = None, reference: str | None = None
+) -> list[Path]:
+    """The page of these runs, and which they are; a folder or an archive stands for all runs in it, and a run that is
+    in several places counts once. `metrics`: instead of what their configs say. `reference`: the method whose advantage
+    over the others is shown."""
     views: dict[tuple[str, int], View] = {}
-    runs = runs_in(folders)
+    runs = runs_in(paths)
     for view in track((read_view(run, metrics) for run in runs), "reading runs", len(runs)):
         views.setdefault((view.result.experiment, view.result.seed), view)
     once = list(views.values())
-    text = page(once)
+    text = page(once, reference)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text.encode())
-    return [view.folder for view in once]
+    return [view.run for view in once]
 
 
-def runs_in(folders: Sequence[Path]) -> list[Path]:
-    """These runs, each once; a folder that holds runs stands for all of them, and a file beside them for nothing."""
-    found: dict[Path, Path] = {}
-    for folder in folders:
-        inside = (
-            [folder] if (folder / "result.json").exists() else sorted(r.parent for r in folder.rglob("result.json"))
-        )
-        if not inside and not folder.is_file():
-            raise HoldfastError(f"{folder} holds no finished run; give the folder of a run, or of several")
-        for run in inside:
-            found.setdefault(run.resolve(), run)
-    if not found:
-        raise HoldfastError(f"{folders[0]} is not the folder of a run; give the folder of a run, or of several")
-    return list(found.values())
-
-
-def page(views: Sequence[View]) -> str:
+def page(views: Sequence[View], reference: str | None = None) -> str:
     results = [view.result for view in views]
     groups = by_protocol(results)
     parts = [_heading(views)]
-    configs = configs_of(results, (view.folder for view in views))
+    configs = configs_of(results, (view.run for view in views))
     names: dict[str, str] = {}
     for data, some in groups.items():
         names |= names_of(some, configs)
-        parts += [_headlines(some, names, data if len(groups) > 1 else ""), _together(data, some, names)]
-    parts += [_details(view, names[view.result.experiment], is_open=len(views) == 1) for view in views]
+        parts += [_headlines(some, names, data if len(groups) > 1 else ""), _together(data, some, names, reference)]
+    parts += [details(view, names[view.result.experiment], is_open=len(views) == 1) for view in views]
     title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
     return TEMPLATE.replace("{{title}}", escape(title)).replace("{{body}}", "\n".join(parts))
 
@@ -138,9 +83,9 @@ def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -
     return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
 
 
-def _together(data: str, results: Sequence[Result], names: Mapping[str, str]) -> str:
+def _together(data: str, results: Sequence[Result], names: Mapping[str, str], method: str | None) -> str:
     """Curves with bands, and the table of all experiments on one data set."""
-    reference = reference_of(results)
+    reference = reference_of(results, method)
     table = comparison.compared(results, names[reference] if reference else None, names=names)
     runs: dict[str, dict[int, list[float]]] = {row.method: {} for row in table.rows}
     lost: dict[str, list[float]] = {row.method: [] for row in table.rows}
@@ -178,237 +123,6 @@ def _together(data: str, results: Sequence[Result], names: Mapping[str, str]) ->
             title += "; p: paired t-test over seeds, with Holm's correction"
         body += html.table(title, head, cells, "comparison.csv")
     return f"<section><h2>Accuracy on {escape(data)}</h2>{body}</section>"
-
-
-def _details(view: View, name: str, is_open: bool) -> str:
-    """Everything about one run, which is called as in the table of all; its folder tells it from any other."""
-    parts = [
-        _matrix(view),
-        _scores(view),
-        _forgetting(view),
-        _fairness(view),
-        _detector(view),
-        _bytes(view),
-        _seconds(view),
-    ]
-    parts += [_confusion(view), _pictures(view), _config(view)]
-    inner = "".join(part for part in parts if part)
-    state = " open" if is_open else ""
-    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.folder))}</span>"
-    return f"<details class=run{state}><summary>{title}</summary>{inner}</details>"
-
-
-def _matrix(view: View) -> str:
-    result = view.result
-    seen = list(accumulate(result.task_sizes))
-    head = ["after task", *(f"task {t + 1}" for t in range(len(seen))), "all"]
-    rows = []
-    for t, row in enumerate(result.accuracy_matrix):
-        cells = [f'<td style="--v:{value:.3f}" class="heat">{percent(value)}</td>' for value in row]
-        cells += ["<td></td>"] * (len(seen) - len(row))
-        cells.append(f'<td class="n"><b>{percent(result.accuracy_after_task[t])}</b></td>')
-        rows.append(f'<tr><th scope="row" class="n">{t + 1}</th>{"".join(cells)}</tr>')
-    numbers: list[list[object]] = [["after task", *(f"task {t + 1} in %" for t in range(len(seen)))]]
-    numbers += [[t + 1, *(round(100 * value, 2) for value in row)] for t, row in enumerate(result.accuracy_matrix)]
-    top = "".join(f'<th scope="col" class="n">{word}</th>' for word in head)
-    note = f"<p class=note>Accuracy in % on each task's test images. {html.link(numbers, 'matrix.csv')}</p>"
-    inner = f"<thead><tr>{top}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return html.section("Accuracy matrix", f'{note}<div class="scroll"><table>{inner}</table></div>')
-
-
-def _scores(view: View) -> str:
-    """After each task; the batchwise ones where the run's config asks for them."""
-    result, words = view.result, {"macro_f1": "macro F1", "macro_recall": "macro recall"}
-    recorded = result.curves or {}
-    if view.batchwise:
-        words |= {f"{key}_batchwise128": f"{word[6:]} by batches" for key, word in list(words.items())}
-    curves = {word: recorded[key] for key, word in words.items() if key in recorded}
-    seen = accumulate(result.task_sizes)
-    rows = [
-        [str(t + 1), str(classes), percent(result.accuracy_after_task[t]), *(percent(c[t]) for c in curves.values())]
-        for t, classes in enumerate(seen)
-    ]
-    caption = "In % on all classes seen by then, after each task."
-    head = ["task", "classes seen", "accuracy", *curves]
-    return html.section("F1 and recall", html.table(caption, head, rows, "scores.csv")) if curves else ""
-
-
-def _forgetting(view: View) -> str:
-    lost = {f"task {k + 1}": 100 * one for k, one in enumerate(metrics.forgotten(view.result.accuracy_matrix))}
-    if not lost:
-        return ""
-    shades = [0 if value >= 0 else 7 for value in lost.values()]
-    chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
-    link = html.link([["task", "points"], *lost.items()], "forgetting.csv")
-    note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has gained. {link}"
-    return html.section("Forgetting", html.figure(chart, note))
-
-
-def _fairness(view: View) -> str:
-    """Who is left behind: each client on the classes it has held."""
-    result, plan = view.result, view.plan
-    means = [[f"{GROUPS[g]} ({g})", percent(value)] for g, value in result.group_accuracy.items() if value is not None]
-    body = html.table(
-        "Mean accuracy in % of each group of the last task, on the classes they have held",
-        ["group", "accuracy"],
-        means,
-        "groups.csv",
-    )
-    if plan:
-        counts = np.array(result.confusion)
-        place = {name: i for i, name in enumerate(result.classes)}
-        names = plan["class_names"]
-        scores = []
-        for client, arrivals in enumerate(plan["arrivals"]):
-            held = sorted({place[names[c]] for arrival in arrivals for c in arrival["classes"]})
-            if held:
-                label = plan["clients"][client] if plan.get("clients") else f"client {client}"
-                group = plan["groups"][-1][client]
-                scores.append((label, group, len(held), metrics.client_accuracy(counts, held)))
-        scores.sort(key=lambda score: score[3])
-        shown = scores if len(scores) <= 40 else [*scores[:20], *scores[-20:]]
-        order = list(GROUPS)
-        chart = svg.bars(
-            {f"{label} ({group})": 100 * value for label, group, _, value in shown},
-            "accuracy of each client on the classes it has held",
-            " %",
-            [order.index(group) if group in order else 3 for _, group, _, _ in shown],
-        )
-        rows = [[label, group, str(held), percent(value)] for label, group, held, value in scores]
-        some = "" if len(shown) == len(scores) else " The twenty worst and the twenty best."
-        body = html.figure(chart, f"Worst first.{some}") + body
-        body += html.table("All clients", ["client", "group", "classes held", "accuracy in %"], rows, "clients.csv")
-    return html.section("Who is left behind?", body)
-
-
-def _detector(view: View) -> str:
-    """When clients noticed new classes, and when they were wrong; nothing for those who are told."""
-    found = view.result.detection
-    told = view.config and view.config["method"].get("detector", "oracle") == "oracle"
-    if told or not found or not found["transitions"]:
-        return ""
-    kinds = {"noticed at once": "hits", "missed": "misses", "noticed late": "late", "false alarm": "false_alarms"}
-    happened = [
-        (kind, event if isinstance(event, int) else event[0], number)  # late ones say how late, too
-        for number, line in enumerate(view.lines)
-        for kind, key in kinds.items()
-        for event in line["detector"][key]
-    ]
-    clients = sorted({client for _, client, _ in happened})
-    shown = {client: i for i, client in enumerate(clients[:60])}
-    marks: dict[str, list[tuple[int, int]]] = {kind: [] for kind in kinds}
-    for kind, client, number in happened:
-        if client in shown:
-            marks[kind].append((shown[client], number))
-    names = (view.plan or {}).get("clients") or []
-    labels = [names[client] if names else f"client {client}" for client in shown]
-    bounds = [
-        number
-        for number, line in enumerate(view.lines)
-        if number == 0 or line["task"] != view.lines[number - 1]["task"]
-    ]
-    chart = svg.events(labels, len(view.lines), marks, bounds, "when clients noticed new classes")
-    rows = [[kind, names[client] if names else client, number + 1] for kind, client, number in happened]
-    words = (
-        f"{found['hits']:.0f} of {found['transitions']:.0f} transitions noticed at once, {found['late']:.0f} late; "
-        f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."
-    )
-    more = "" if len(clients) == len(shown) else f" The first {len(shown)} of {len(clients)} clients."
-    link = html.link([["event", "client", "round"], *rows], "detector.csv")
-    return html.section("Detector", html.figure(chart, f"{words}{more} {link}"))
-
-
-def _bytes(view: View) -> str:
-    words = {
-        "down": "models to clients",
-        "up": "models back",
-        "extras": "extras back",
-        "encoder": "encoders to newcomers",
-        "teachers": "teachers to clients",
-        "shares": "prototypes to the proxy",
-    }
-    names = {"server": "the global server", "proxy": "the proxy"}
-    sent = [
-        (channel, words.get(way, way), count / 1e6)
-        for channel, ways in view.result.bytes.items()
-        for way, count in ways.items()
-    ]
-    shades = [list(names).index(channel) for channel, _, count in sent if count]
-    chart = svg.bars({what: round(count, 2) for _, what, count in sent if count}, "megabytes sent", " MB", shades)
-    rows = [[names[channel], what, f"{count:.2f}"] for channel, what, count in sent]
-    table = html.table("Megabytes on each channel, in all", ["channel", "what", "MB"], rows, "bytes.csv")
-    return html.section("Traffic", chart + table)
-
-
-def _seconds(view: View) -> str:
-    phases = {name: value for name, value in view.result.seconds.items() if value >= 0.005}
-    chart = svg.bars(dict(sorted(phases.items(), key=lambda pair: -pair[1])), "seconds of each phase", " s")
-    link = html.link([["phase", "seconds"], *view.result.seconds.items()], "seconds.csv")
-    return html.section("Time by phase", html.figure(chart, f"Of all rounds. {link}"))
-
-
-def _confusion(view: View) -> str:
-    counts, classes = np.array(view.result.confusion), view.result.classes
-    answers = [*classes, "(nothing)"]
-    if not counts[:, -1].any():  # every image has had an answer
-        counts, answers = counts[:, :-1], answers[:-1]
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    picture = _heat_image(shares)
-    wrong = counts.copy()
-    np.fill_diagonal(wrong, 0)
-    worst = [divmod(int(i), wrong.shape[1]) for i in np.argsort(-wrong.reshape(-1), kind="stable")[:CONFUSED]]
-    rows = [[classes[a], answers[b], str(wrong[a, b]), percent(shares[a, b])] for a, b in worst if wrong[a, b]]
-    recall = [[name, percent(float(shares[i, i]))] for i, name in enumerate(classes)]
-    table = [
-        ["true class", *answers],
-        *([c, *row] for c, row in zip(classes, counts.tolist(), strict=True)),
-    ]
-    link = html.link(table, "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
-    label = f"confusion matrix of {len(classes)} classes"
-    plain = f'<img class="confusion" alt="{label}" src="{picture}">'
-    chart = svg.matrix(picture, classes, len(answers), label) if len(classes) <= NAMED else plain
-    note = "True class down, answer across, both in the order in which classes came"
-    note += "; the last column is for no answer." if len(answers) > len(classes) else "."
-    body = html.figure(chart, f"{note} {link}")
-    body += html.table(
-        "Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv"
-    )
-    of_classes = html.table("", ["class", "accuracy in %"], recall, "classes.csv")
-    body += f"<details><summary>Accuracy of each class</summary>{of_classes}</details>"
-    return html.section("Confusion matrix at the end", body)
-
-
-def _heat_image(shares: np.ndarray) -> str:
-    """From the page's paper to a deep blue; small, and enlarged by the browser without smoothing."""
-    low, high = np.array([238, 242, 246]), np.array([16, 72, 120])
-    pixels = low + (high - low) * np.sqrt(shares)[..., None]
-    file = io.BytesIO()
-    Image.fromarray(pixels.round().astype(np.uint8)).save(file, "PNG")
-    return html.embedded(file.getvalue())
-
-
-def _pictures(view: View) -> str:
-    parts = []
-    for name, (title, about) in PICTURES.items():
-        file = view.folder / name
-        if file.exists():
-            picture = html.embedded(file.read_bytes())
-            caption = f"<figcaption>{escape(about)}</figcaption>"
-            image = f'<img alt="{escape(about, quote=True)}" src="{picture}">'
-            parts.append(f"<section><h3>{title}</h3><figure class=picture>{image}{caption}</figure></section>")
-    return "".join(parts)
-
-
-def _config(view: View) -> str:
-    rows = [
-        [f"{room}.{key}", json.dumps(value, ensure_ascii=False)]
-        for room, values in view.config.items()
-        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-    ]
-    rows = [[name.rstrip("."), value] for name, value in rows]
-    rows += [["made on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
-    table = html.table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
-    return html.section("Config", table) if rows else ""
 
 
 TEMPLATE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")

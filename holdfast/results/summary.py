@@ -85,5 +85,5 @@ def _total_bytes(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
 
 
 def _total_seconds(lines: Sequence[Line]) -> dict[str, float]:
-    phases = lines[0]["seconds"]
-    return {phase: round(sum(line["seconds"][phase] for line in lines), 3) for phase in phases}
+    phases = {phase: None for line in lines for phase in line["seconds"]}
+    return {phase: round(sum(line["seconds"].get(phase, 0.0) for line in lines), 3) for phase in phases}

@@ -5,21 +5,32 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import accumulate
 from statistics import mean, stdev
+from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from holdfast.config import Config
 from holdfast.results.record import Result
+from holdfast.results.stored import Tree
 from holdfast.server.metrics import forgotten
 from holdfast.simulation.plan import Plan
 
-REFERENCE = "lga"  # whose advantage over the others is shown
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
+PART = "part"  # that the prototypes are of the models sent back
+TRAFFIC = {
+    "down": "models to clients",
+    "up": "and back",
+    "observed": "to observers",
+    "task_end": "at a task's end",
+    "teachers": "teachers",
+    "shares": "prototypes",
+    PART: "of the models back",
+    "encoder": "encoders",
+    "models": "models to the proxy",
+}
 NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
 
 
@@ -49,17 +60,20 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
         f"on the classes they have held: {groups}; worst: {clients[worst] if clients else f'client {worst}'} with "
         f"{percent(result.worst_client['accuracy'])}",
-        f"{sent['down']:.1f} MB sent to clients, {sent['up']:.1f} MB back"
+        f"{sent.get('down', 0):.1f} MB sent to clients, {sent.get('up', 0):.1f} MB back"
         + (f" and {sent['extras']:.2f} MB of extras" if sent.get("extras") else "")
         + f", {sum(result.seconds.values()):.1f} s",
+        *_further_models(sent),
     ]
     if metrics == "batchwise128":
         lines.insert(1, _batchwise_line(result))
     if any(result.bytes.get("proxy", {}).values()):
-        part = f" ({sent['shares'] / sent['up']:.2%} of the models sent back)" if sent["up"] else ""
+        teachers, shares, encoder = (sent.get(way, 0) for way in ("teachers", "shares", "encoder"))
+        part = f" ({shares / sent['up']:.2%} of the models sent back)" if sent.get("up") else ""
+        models = f", {sent['models']:.1f} MB of models from the server to the proxy" if "models" in sent else ""
         lines.append(
-            f"on the proxy's channel: {sent['teachers']:.1f} MB of teachers, {sent['shares']:.2f} MB of prototypes"
-            f"{part}, {sent['encoder']:.1f} MB of encoders"
+            f"on the proxy's channel: {teachers:.1f} MB of teachers, {shares:.2f} MB of prototypes"
+            f"{part}, {encoder:.1f} MB of encoders{models}"
         )
     found = result.detection
     if found and found["transitions"]:
@@ -69,6 +83,13 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
             f"{found['client_rounds']:.0f} client-rounds"
         )
     return lines
+
+
+def _further_models(sent: Mapping[str, float]) -> list[str]:
+    """Models to clients that do not train on them; older runs have not counted them."""
+    words = {"observed": "broadcasts to clients that only observe", "task_end": "models at a task's end"}
+    parts = [f"{sent[way]:.1f} MB of {text}" for way, text in words.items() if way in sent]
+    return [f"beside them {', '.join(parts)}"] if parts else []
 
 
 def _batchwise_line(result: Result) -> str:
@@ -99,10 +120,10 @@ def shape(sizes: Sequence[int]) -> str:
     return f"{len(sizes)} task{'s' * (len(sizes) > 1)}, {sum(sizes)} classes"
 
 
-def names_of(results: Iterable[Result], configs: Mapping[str, Config] | None = None) -> dict[str, str]:
+def names_of(results: Iterable[Result], configs: Mapping[str, Tree] | None = None) -> dict[str, str]:
     """What to call each experiment of a table: its method, and wherein it differs from the others beyond that: in
     settings of the data, the plan or the network; of one method, in those of its training, or by its number. `configs`:
-    those of the experiments, as far as they can be had."""
+    the settings of the experiments, as far as they are known."""
     methods = {result.experiment: result.method for result in results}
     known = {key: settings_of(configs[key]) for key in methods if configs and key in configs}
     words = differences(known, ("data", "plan", "model"))
@@ -118,36 +139,45 @@ def names_of(results: Iterable[Result], configs: Mapping[str, Config] | None = N
 Settings = Mapping[tuple[str, str], object]
 
 
-def differences(settings: Mapping[str, Settings], rooms: Sequence[str]) -> dict[str, list[str]]:
-    """For each experiment those settings of these rooms that are not the same for all."""
+def differences(settings: Mapping[str, Settings], sections: Sequence[str]) -> dict[str, list[str]]:
+    """For each experiment those settings of these sections that are not the same for all; what a config does not have
+    is unset."""
     words: dict[str, list[str]] = {one: [] for one in settings}
-    for key in next(iter(settings.values()), {}):
-        if key[0] in rooms and len({repr(values[key]) for values in settings.values()}) > 1:
+    for key in {key: None for values in settings.values() for key in values if key[0] in sections}:
+        if len({repr(values.get(key)) for values in settings.values()}) > 1:
             for one, values in settings.items():
-                text = "unset" if values[key] is None else str(values[key])
+                text = "unset" if values.get(key) is None else str(values[key])
                 words[one].append(f"{'.'.join(key)}={text if len(text) <= 24 else f'{text[:23]}…'}")
     return words
 
 
-def settings_of(config: Config) -> Settings:
+def settings_of(config: Mapping[str, Any]) -> Settings:
     """All of a config but what a table says already: the data set, its tasks, and the method."""
-    rooms = {room: asdict(getattr(config, room)) for room in ("data", "plan", "model", "train")}
+    sections = {name: config.get(name, {}) for name in ("data", "plan", "model", "train")}
     said = {("data", "name"), ("data", "path"), ("data", "classes"), ("plan", "tasks")}
     return {
-        (room, key): value for room, keys in rooms.items() for key, value in keys.items() if (room, key) not in said
+        (name, key): value
+        for name, values in sections.items()
+        if isinstance(values, Mapping)
+        for key, value in values.items()
+        if (name, key) not in said
     }
 
 
-def reference_of(results: Sequence[Result]) -> str | None:
-    """The experiment whose advantage over the others is shown: the first of plain LGA, else of LGA with settings."""
-    whole = [result for result in results if result.method.split()[0] == REFERENCE and "w/o" not in result.method]
-    plain = [result for result in whole if result.method == REFERENCE]
+def reference_of(results: Sequence[Result], method: str | None) -> str | None:
+    """The experiment whose advantage over the others is shown: the first of the plain method, else of the method with
+    settings; none of its ablations, and none where no method is named."""
+    whole = [result for result in results if result.method.split()[0] == method and "w/o" not in result.method]
+    plain = [result for result in whole if result.method == method]
     return next((result.experiment for result in [*plain, *whole]), None)
 
 
-def comparison(results: Sequence[Result], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[str]]]:
+def comparison(
+    results: Sequence[Result], names: Mapping[str, str] | None = None, reference: str | None = None
+) -> tuple[list[str], list[list[str]]]:
     """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters; and,
-    if LGA is among them, what it has over each in points of average accuracy, paired by seed, ± standard error."""
+    if the method `reference` is among them, what it has over each in points of average accuracy, paired by seed,
+    ± standard error."""
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
@@ -155,8 +185,8 @@ def comparison(results: Sequence[Result], names: Mapping[str, str] | None = None
     groups.sort(key=lambda group: mean(r.average_accuracy for r in group))
     seen = sorted({classes for group in groups for classes in accumulate(group[0].task_sizes)})
     names = names or names_of(results)
-    reference = reference_of(results)
-    lga = {r.seed: r.average_accuracy for r in results if r.experiment == reference}
+    chosen = reference_of(results, reference)
+    best = {r.seed: r.average_accuracy for r in results if r.experiment == chosen}
     rows = []
     for group in groups:
         after = zip(*(r.accuracy_after_task for r in group), strict=True)
@@ -168,10 +198,10 @@ def comparison(results: Sequence[Result], names: Mapping[str, str] | None = None
         ]
         cells = [percent(at[classes]) if classes in at else "" for classes in seen]
         own = group[0].experiment
-        over = [lga[r.seed] - r.average_accuracy for r in group if r.seed in lga and own != reference]
-        rows.append([names[own], str(len(group)), *cells, *spread, *([_with_error(over)] if lga else [])])
+        over = [best[r.seed] - r.average_accuracy for r in group if r.seed in best and own != chosen]
+        rows.append([names[own], str(len(group)), *cells, *spread, *([_with_error(over)] if best else [])])
     head = ["method", "seeds", *map(str, seen), "average", "last", "forgotten"]
-    return [*head, f"{names[reference]} over it"] if reference else head, rows
+    return [*head, f"{names[chosen]} over it"] if chosen else head, rows
 
 
 def _with_error(differences: Sequence[float]) -> str:
@@ -218,14 +248,16 @@ def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -
 
 def traffic_table(totals: Sequence[Mapping[str, int]]) -> Table:
     """What a plan will send, task by task, if every transition is noticed at once."""
-    columns = ["task", "models to clients", "and back", "teachers", "prototypes", "of the models back", "encoders"]
+    known = {way for sent in totals for way in sent}
+    ways = [way for way in TRAFFIC if way in known or (way == PART and "shares" in known)]
     rows = []
     for t, sent in enumerate(totals):
-        megabytes = {what: f"{count / 1e6:.2f}" for what, count in sent.items()}
-        share = f"{sent['shares'] / sent['up']:.3%}"
-        cells = (megabytes[what] for what in ("down", "up", "teachers", "shares"))
-        rows.append([str(t + 1), *cells, share, megabytes["encoder"]])
-    return rows_table("Bytes in MB; models by the global server, the rest by the proxy", columns, rows)
+        cells = {way: f"{sent.get(way, 0) / 1e6:.2f}" for way in ways}
+        if PART in cells:
+            cells[PART] = f"{sent.get('shares', 0) / sent['up']:.3%}" if sent.get("up") else "-"
+        rows.append([str(t + 1), *cells.values()])
+    title = "Bytes in MB; models by the global server, the rest by the proxy"
+    return rows_table(title, ["task", *(TRAFFIC[way] for way in ways)], rows)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -205,7 +205,7 @@ def test_a_record_or_plan_of_another_shape_is_one_sentence(
     file: str, content: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(Path(__file__).parents[2] / "docs" / "results" / "glyphs-mini" / "lga-2021", run)
+    shutil.copytree(Path(__file__).parents[1] / "results" / "old_run", run)
     (run / file).write_text(content)
     for words in (["report", str(run), "--out", str(tmp_path / "page.html")], ["export", str(run), "--out", "x"]):
         if file == "record.jsonl" or words[0] == "report":

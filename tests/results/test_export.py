@@ -15,7 +15,6 @@ import pytest
 from holdfast.results.export import crc32c, flat, write_csv, write_events
 from holdfast.results.record import read_result, write_result
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 LINES = [
     {
         "round": 1,
@@ -36,7 +35,7 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
     figures = {"task_sizes": [2, 2], "accuracy_after_task": [0.5, 0.75], "accuracy_matrix": [[0.5], [1.0, 0.5]]}
-    real = read_result(RESULTS / "glyphs-mini" / "lga-2021")
+    real = read_result(Path(__file__).parent / "old_run")
     write_result(tmp_path / "run", replace(real, **figures, last_accuracy=0.75, curves={}))  # type: ignore[arg-type]
     return tmp_path / "run"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from holdfast.config import load_config
+from holdfast.config import load_config, to_tree
 from holdfast.results import plots
 from holdfast.results.plots import comparison_curves, prototype_sheet
 from holdfast.results.record import Result
@@ -101,7 +101,7 @@ def test_what_lga_has_over_the_others_is_paired_by_seed() -> None:
     """0.8 - 0.7 and 0.7 - 0.4: 20 points, and a standard error of 10; the third seed has no partner."""
     lga = [result(method="lga", experiment="l", seed=s, average_accuracy=a) for s, a in ((1, 0.8), (2, 0.7), (3, 0.1))]
     others = [result(average_accuracy=0.7), result(seed=2, average_accuracy=0.4)]
-    columns, rows = comparison([*lga, *others])
+    columns, rows = comparison([*lga, *others], reference="lga")
     assert columns[-1] == "lga over it"
     assert {row[0]: row[-1] for row in rows} == {"lga": "", "fedavg": "+20.0 ± 10.0"}
 
@@ -130,6 +130,28 @@ def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> No
     assert "noticed at once 9 of 10 times, late 1; false alarms in 2 of 60 client-rounds" in lines[4]
     sent["server"]["up"] = 0  # nobody was selected who had anything to learn
     assert "0.01 MB of prototypes, 0.1 MB of encoders" in result_lines(result(bytes=sent))[3]
+
+
+def test_kinds_of_bytes_that_older_runs_have_not_counted_are_said_where_they_are() -> None:
+    sent = {
+        "server": {"down": 2_000_000, "up": 1_000_000, "observed": 6_000_000, "task_end": 300_000},
+        "proxy": {"teachers": 4_000_000, "models": 700_000},
+    }
+    text = "\n".join(result_lines(result(bytes=sent)))
+    assert "beside them 6.0 MB of broadcasts to clients that only observe, 0.3 MB of models at a task's end" in text
+    assert "0.0 MB of encoders, 0.7 MB of models from the server to the proxy" in text
+    totals = [{"down": 1_000_000, "up": 0, "observed": 2_000_000, "shares": 0, "models": 3_000_000}]
+    table = printed(traffic_table(totals), width=120)
+    assert "to observers" in table
+    assert next(line.split() for line in table.splitlines() if line.strip().startswith("1 ")) == [
+        "1",
+        "1.00",
+        "0.00",
+        "2.00",
+        "0.00",
+        "-",
+        "3.00",
+    ]
 
 
 def test_traffic_by_task() -> None:
@@ -202,7 +224,7 @@ def test_protocols_that_differ_in_the_sizes_of_tasks_alone_stay_apart() -> None:
 def named(*settings: dict[str, Any] | None, methods: str) -> list[str]:
     """What experiments with these settings are called beside each other."""
     runs = [result(experiment=str(i), method=method) for i, method in enumerate(methods)]
-    configs = {str(i): load_config(tree) for i, tree in enumerate(settings) if tree is not None}
+    configs = {str(i): to_tree(load_config(tree)) for i, tree in enumerate(settings) if tree is not None}
     return list(names_of(runs, configs).values())
 
 
@@ -221,10 +243,10 @@ def test_experiments_are_called_by_what_they_differ_in() -> None:
     assert named({"data": {"flip": True}}, {}, methods="ab")[1] == "b (data.flip=unset)"
 
 
-def test_lga_is_the_reference_by_whatever_settings_it_is_called() -> None:
+def test_the_reference_is_found_by_whatever_settings_it_is_called() -> None:
     def over(*methods: str) -> str | None:
         runs = [result(experiment=str(i), method=method) for i, method in enumerate(methods)]
-        head, _ = comparison(runs)
+        head, _ = comparison(runs, reference="lga")
         return head[-1] if head[-1].endswith("over it") else None
 
     assert over("icarl", "lga") == "lga over it"
@@ -232,7 +254,7 @@ def test_lga_is_the_reference_by_whatever_settings_it_is_called() -> None:
     assert over("lga w/o cbl patience=0", "lga patience=0", "ssil") == "lga patience=0 over it"
     assert over("lga w/o cbl", "lgaa", "ssil") is None
     runs = [result(experiment=key, method="lga", average_accuracy=a) for key, a in (("x", 0.5), ("y", 0.7))]
-    head, rows = comparison(runs, {"x": "lga (x)", "y": "lga (y)"})
+    head, rows = comparison(runs, {"x": "lga (x)", "y": "lga (y)"}, "lga")
     assert head[-1] == "lga (x) over it"
     assert [row[-1] for row in rows] == ["", "-20.0"]
 

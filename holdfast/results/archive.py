@@ -1,0 +1,148 @@
+"""Archives of finished runs: a gzip-compressed file (`NAME.jsonl.gz`) with one line of JSON for each run.
+
+A run in an archive has an address by which commands find it, as they find a run by its folder:
+`benchmarks/tiny-mini.jsonl.gz:tiny-mini/lga-2021`, or with the last part of its name alone where only one run has it.
+A line holds `schema`, `name`, `config`, `plan` (the SHA-256 of plan.json), `clients` (see `stored.Clients`), `machine`,
+`commit` (of the code, where it is known), `result` and `record`; a run that diverged has `diverged` instead of a
+result."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from holdfast.errors import HoldfastError, nearest
+from holdfast.files import write_atomic
+
+SCHEMA = 1
+SUFFIX = ".jsonl.gz"
+MAX_LINE = 32 * 2**20  # bytes of one run, decompressed
+MAX_FILE = 256 * 2**20  # bytes of a whole archive, decompressed
+
+Line = dict[str, Any]
+
+
+class _Entry(NamedTuple):
+    raw: bytes  # the line of a run
+    finished: bool  # False: its training diverged
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith(SUFFIX)
+
+
+def address(file: Path, name: str) -> Path:
+    """Where a run of an archive is, in the form that all readers of runs take."""
+    return Path(f"{file}:{name}")
+
+
+def split_address(run: Path) -> tuple[Path, str] | None:
+    """The archive and the run's name in it; None for a folder."""
+    head, mark, name = str(run).partition(f"{SUFFIX}:")
+    return (Path(head + SUFFIX), name) if mark else None
+
+
+def names(file: Path) -> list[str]:
+    """The runs that have a result, in the order of the archive."""
+    return [name for name, entry in _indexed(file).items() if entry.finished]
+
+
+def find(file: Path, name: str) -> Line:
+    """The line of one run, by its name or by the end of its name where that is enough.
+
+    Raises HoldfastError where the archive holds no such run, or several."""
+    known = _indexed(file)
+    chosen = [name] if name in known else [one for one in known if one.endswith(f"/{name}")]
+    if len(chosen) != 1:
+        hint = f"it is one of {', '.join(chosen[:5])}" if chosen else nearest(name, known)
+        raise HoldfastError(f"{file} has no single run called {name!r}; {hint}")
+    line: Line = json.loads(known[chosen[0]].raw)
+    return line
+
+
+def read(file: Path) -> Iterator[Line]:
+    """All lines of an archive, those of diverged runs included."""
+    return (json.loads(entry.raw) for entry in _indexed(file).values())
+
+
+def add(file: Path, lines: Iterable[Line]) -> None:
+    """Puts runs into an archive, which is made where there is none; a run of the same name is replaced. The same runs
+    give the same bytes."""
+    known = {name: entry.raw for name, entry in _indexed(file).items()} if file.exists() else {}
+    for line in lines:
+        raw = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        known[_checked(raw, f"the run {line.get('name')!r}")["name"]] = raw
+    if sum(map(len, known.values())) > MAX_FILE or max(map(len, known.values()), default=0) > MAX_LINE:
+        raise HoldfastError(f"{file} would be larger than an archive may be; put these runs into another one")
+    content = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=content, mtime=0) as packed:
+        packed.writelines(known[name] for name in sorted(known))
+    write_atomic(file, content.getvalue())
+
+
+def _indexed(file: Path) -> dict[str, _Entry]:
+    """The lines by their names; what has been read is kept until the file changes."""
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise HoldfastError(f"cannot read the archive {file}: {error.strerror}; give the path of one") from error
+    return _read_lines(file.absolute(), facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=8)
+def _read_lines(file: Path, _changed: int, _size: int) -> dict[str, _Entry]:
+    found: dict[str, _Entry] = {}
+    for number, raw in enumerate(_decompressed(file), 1):
+        line = _checked(raw, f"{file}, line {number},")
+        name = line["name"]
+        if name in found:
+            raise HoldfastError(f"{file}, line {number}, has the run {name!r} for a second time; take one of them out")
+        found[name] = _Entry(raw, line["result"] is not None)
+    return found
+
+
+def _decompressed(file: Path) -> Iterator[bytes]:
+    """The lines, never more of them in memory than an archive may have."""
+    total = 0
+    try:
+        with gzip.open(file, "rb") as stream:
+            while raw := stream.readline(MAX_LINE + 1):
+                total += len(raw)
+                if len(raw) > MAX_LINE or total > MAX_FILE:
+                    raise HoldfastError(f"{file} is larger than an archive of runs may be when it is decompressed")
+                yield raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise HoldfastError(f"{file} is not an archive of runs ({error}); get it again") from error
+
+
+def _checked(raw: bytes, where: str) -> Line:
+    """A line with everything in it that readers rely on."""
+    try:
+        line = json.loads(raw)
+        if not isinstance(line, dict) or not isinstance(line.get("schema"), int):
+            raise ValueError("it has no schema")
+        if line["schema"] > SCHEMA:
+            raise HoldfastError(f"{where} was written by a newer version of Holdfast; update Holdfast to read it")
+        if not isinstance(line["name"], str) or not _is_name(line["name"]):
+            raise ValueError(f"{line['name']!r} is no name of a run")
+        if line["result"] is None and not isinstance(line.get("diverged"), str):
+            raise ValueError("it has no result")
+        kinds: dict[str, type | tuple[type, ...]] = {"config": (dict, type(None)), "record": list}
+        kinds |= {key: (str, type(None)) for key in ("plan", "machine", "commit")}
+        kinds |= {key: (dict, type(None)) for key in ("clients", "result")}
+        wrong = [key for key, kind in kinds.items() if not isinstance(line[key], kind)]
+        if wrong:
+            raise ValueError(f"its {wrong[0]} is none")
+        return line
+    except (ValueError, KeyError, RecursionError) as error:
+        raise HoldfastError(f"{where} is not a run ({error}); get the archive again, or take it out") from error
+
+
+def _is_name(name: str) -> bool:
+    """Could it be a folder below the archive's own? Pictures of a run are looked for there."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and ".." not in parts and not name.startswith("/") and name == "/".join(parts)
