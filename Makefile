@@ -22,6 +22,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python scripts/torture.py --kills 50
