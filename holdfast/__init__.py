@@ -6,7 +6,7 @@ from typing import Any
 from holdfast.errors import HoldfastError
 
 __all__ = ["HoldfastError", "Result", "run"]  # their types are in __init__.pyi
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {"Result": "holdfast.results.record", "run": "holdfast.experiment"}
 

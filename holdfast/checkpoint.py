@@ -104,8 +104,8 @@ class Checkpoints:
         body: dict[str, Any] = json.loads(outer["body"])
         if body["version"] != __version__:
             raise HoldfastError(
-                f"{self.folder.parent} was begun by version {body['version']} of Holdfast and this is "
-                f"{__version__}: go on with that version, or run it into another folder"
+                f"{self.folder.parent} was started by version {body['version']} of Holdfast and this is "
+                f"{__version__}; continue it with that version, or run it again into another folder"
             )
         return body
 

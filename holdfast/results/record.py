@@ -19,6 +19,9 @@ from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
+# Settings that older runs do not name, as these runs had them.
+NEWER: Tree = {"plan": {"observe": "present"}}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -134,12 +137,15 @@ def read_clients(run: Path, result: Result) -> Clients | None:
 
 
 def read_config(run: Path) -> Tree | None:
-    """The run's settings as they were written, section by section; None where the file was left behind."""
+    """The run's settings as they were written, section by section, with those that are newer than the run; None where
+    the file was left behind."""
     source = stored(run)
     tree = source.config()
-    if tree is not None and not isinstance(tree.get("method"), dict):
+    if tree is None:
+        return None
+    if not isinstance(tree.get("method"), dict):
         raise source.damaged("config.toml", "it names no method")
-    return tree
+    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:

@@ -8,6 +8,7 @@ import numpy as np
 from holdfast.results.record import Result, curves_of
 from holdfast.server import metrics
 from holdfast.simulation.plan import Plan
+from holdfast.simulation.scoring import left_behind
 
 Line = Mapping[str, Any]
 
@@ -19,7 +20,7 @@ def summarise(
     ends = [line for number, line in enumerate(lines) if plan.ends_task(number)]
     matrix = [line["task_accuracy"] for line in ends]
     after = [line["accuracy"] for line in ends]
-    worst, groups = _fairness(plan, counts)
+    worst, groups = left_behind(plan, counts)
     return Result(
         **identity,
         task_sizes=[len(task) for task in plan.tasks],
@@ -55,23 +56,6 @@ def detection(lines: Sequence[Line]) -> dict[str, float | None]:
         "false_alarms": sum(len(event["false_alarms"]) for event in events),
         "client_rounds": sum(event["asked"] for event in events),
     }
-
-
-def _fairness(plan: Plan, counts: metrics.Counts) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Who is left behind: the worst client, and the mean of each group of the last task, on classes they have held."""
-    place = {c: i for i, c in enumerate(plan.seen(plan.rounds - 1))}
-    held = {client: plan.held(client, plan.rounds - 1) for client in range(len(plan.arrivals))}
-    scores = {
-        client: metrics.client_accuracy(counts, [place[c] for c in classes])
-        for client, classes in held.items()
-        if classes
-    }
-    worst = min(scores, key=lambda client: scores[client])
-    groups: dict[str, list[float]] = {"Zo": [], "Zn": [], "Za": []}
-    for client, score in scores.items():
-        groups[plan.groups[-1][client]].append(score)
-    means = {group: float(np.mean(values)) if values else None for group, values in groups.items()}
-    return {"client": worst, "accuracy": scores[worst]}, means
 
 
 def _total_bytes(lines: Sequence[Line]) -> dict[str, dict[str, int]]:

@@ -1,6 +1,5 @@
 """What only a simulation knows: how well detectors did against the plan, and who is left behind."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def score_model(plan: Plan, round_index: int, counts: Counts, seed: int) -> dict
     }
 
 
-def left_behind(plan: Plan, counts: Counts) -> tuple[Mapping[str, float], Mapping[str, float | None]]:
+def left_behind(plan: Plan, counts: Counts) -> tuple[dict[str, float], dict[str, float | None]]:
     """Who is left behind: the worst client, and the mean of each group of the last task, on classes they have held."""
     place = {c: i for i, c in enumerate(plan.seen(plan.rounds - 1))}
     held = {client: plan.held(client, plan.rounds - 1) for client in range(len(plan.arrivals))}

