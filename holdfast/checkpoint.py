@@ -1,8 +1,8 @@
-"""The whole federation to disk and back, round by round: exact, atomic, hashed, and only what has changed.
+"""Saves and restores the whole federation after each round: exact, atomic, hashed and incremental.
 
-A part (the global model, an old model of the proxy's, a segment of client states, ...) is a blob named by its own hash;
-a part that has not changed is there already. A manifest names the parts of a round. The last two rounds are kept, and
-one whose manifest or blobs are torn or tampered with is removed, and the one before is taken."""
+A part (the global model, one of the proxy's old models, a segment of client states, ...) is a blob named by its hash; a
+part that has not changed is not written again. A manifest lists the parts of a round. The last two rounds are kept. A
+checkpoint whose manifest or blobs are damaged is removed, and the one before it is used."""
 
 import hashlib
 import json
@@ -22,19 +22,19 @@ from holdfast.server.metrics import Counts
 from holdfast.simulation.federation import Federation
 
 KEPT = 2  # rounds
-SEGMENTS = 32  # of client states, before they are written anew as one
+SEGMENTS = 32  # of client states; after this many all states are rewritten as one
 
 
 class Damaged(Exception):
-    """A checkpoint is not what it was written as."""
+    """A checkpoint has changed since it was written."""
 
 
-# as what a torn or tampered file shows itself
+# the errors that a truncated or altered file causes
 BROKEN = (Damaged, MalformedMessage, KeyError, ValueError, TypeError, AttributeError, FileNotFoundError)
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder of their own inside its folder."""
+    """The checkpoints of one run, in the subfolder `checkpoint` of its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "checkpoint"
@@ -42,8 +42,8 @@ class Checkpoints:
         self.record = ""  # the hash of the record's lines up to the round that was restored
 
     def save(self, done: int, federation: Federation, counts: Counts, record: str = "") -> None:
-        """Writes what this round has changed; `done` is how many rounds are done, `record` the hash of their lines in
-        the record, if there is one."""
+        """Writes what has changed in this round. `done` is the number of finished rounds, `record` the hash of their
+        lines in the record, if there is one."""
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -62,8 +62,8 @@ class Checkpoints:
         self._tidy()
 
     def restore(self, federation: Federation) -> tuple[int, Counts | None, list[str]]:
-        """Brings the federation to its newest sound checkpoint; returns how many rounds are done, the last counts, and
-        what was wrong."""
+        """Restores the newest valid checkpoint; returns the number of finished rounds, the last counts, and a message
+        for each checkpoint that cannot be used."""
         complaints = []
         for file in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
@@ -72,11 +72,11 @@ class Checkpoints:
                 states = [state for sha in body["segments"] for state in _split(self._get(sha))]
             except BROKEN as error:
                 complaints.append(f"the checkpoint {file} cannot be used ({error}); trying the one before")
-                file.unlink()  # or the next checkpoints, of earlier rounds, would be tidied away in its favour
+                file.unlink()  # or `_tidy` would keep it and delete new checkpoints of earlier rounds
                 continue
-            except OSError as error:  # it may be sound
+            except OSError as error:  # the checkpoint itself may be valid
                 raise HoldfastError(
-                    f"cannot read {error.filename or file}: {error.strerror}; see to that and run again"
+                    f"cannot read {error.filename or file}: {error.strerror}; fix that and run again"
                 ) from error
             counts = _restore(federation, parts)
             federation.population.states = {state.client: state for state in states}
@@ -84,11 +84,11 @@ class Checkpoints:
             self.segments, self.record = list(body["segments"]), body["record"]
             return body["done"], counts, complaints
         if complaints:
-            complaints.append("no checkpoint is left: beginning anew")
+            complaints.append("no checkpoint is left: starting from round 1")
         return 0, None, complaints
 
     def remove(self) -> None:
-        """Once the result is written nothing needs them any more."""
+        """Deletes all checkpoints; they are not needed once the result is written."""
         for file in self.folder.glob("*"):
             file.unlink()
         if self.folder.exists():
@@ -100,7 +100,7 @@ class Checkpoints:
     def _read_manifest(self, file: Path) -> dict[str, Any]:
         outer = json.loads(file.read_bytes())
         if _hash(outer["body"].encode()) != outer["sha256"]:
-            raise Damaged("the manifest does not have its hash")
+            raise Damaged("the manifest does not match its hash")
         body: dict[str, Any] = json.loads(outer["body"])
         if body["version"] != __version__:
             raise HoldfastError(
@@ -119,12 +119,12 @@ class Checkpoints:
     def _get(self, name: str) -> bytes:
         blob = (self.folder / name).read_bytes()
         if _hash(blob) != name:
-            (self.folder / name).unlink()  # or it would count as written when the same part comes again
-            raise Damaged(f"{name[:8]} does not have its hash")
+            (self.folder / name).unlink()  # or `_put` would take the damaged file for the part when it comes again
+            raise Damaged(f"{name[:8]} does not match its hash")
         return blob
 
     def _tidy(self) -> None:
-        """Drops manifests but the last two, and blobs that none of these names."""
+        """Deletes all manifests but the last two, and the blobs that these do not list."""
         manifests = sorted(self.folder.glob("round-*.json"))
         for old in manifests[:-KEPT]:
             old.unlink()
@@ -141,7 +141,7 @@ class Checkpoints:
 
 
 class Role(Protocol):
-    """Who remembers something from round to round."""
+    """A part of the federation that keeps state between rounds."""
 
     def snapshot(self) -> dict[str, Snapshot]: ...
 
@@ -177,7 +177,7 @@ def _hash(blob: bytes) -> str:
 
 
 def _join(states: list[ClientState]) -> bytes:
-    """States one after another, each with its length before it."""
+    """Concatenates states, each preceded by its length."""
     blobs = [state.to_bytes() for state in states]
     return b"".join(len(blob).to_bytes(8, "little") + blob for blob in blobs)
 

@@ -1,4 +1,4 @@
-"""All that a user can set: read once from TOML and flags, validated once, and frozen."""
+"""All settings: read once from TOML and flags, validated once, and frozen."""
 
 import json
 import tomllib
@@ -33,12 +33,12 @@ class Config:
 
     method: Method
     seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(
-        2021, "of the plan, the initial weights, batches and augmentation"
+        2021, "seed of the plan, the initial weights, batches and augmentation"
     )
     metrics: Metrics = setting(
         "whole",
-        "F1 and recall that are shown of a run: whole (over the whole test set), or batchwise128 (beside them those "
-        "averaged over batches of 128, as the paper's can only have been made); both are always recorded",
+        "which F1 and recall to show: whole (over the whole test set), or batchwise128 (also those averaged over "
+        "batches of 128, the only way the paper's can have been computed); both are always recorded",
     )
     data: DataSettings = Field(default_factory=DataSettings)
     plan: PlanSettings = Field(default_factory=PlanSettings)
@@ -58,7 +58,7 @@ SECTIONS: dict[str, type] = {
 
 
 def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequence[tuple[str, Any]] = ()) -> Config:
-    """The config of a TOML file or its content, with `settings` (dotted key, value) laid over it."""
+    """The config of a TOML file or its content, overridden by `settings` (dotted key, value)."""
     tree = dict(source) if isinstance(source, Mapping) else _read_toml(source) if source else {}
     per_method = _table("for", tree.pop("for", {}))
     own = {known: _table(f"for.{known}", values) for known, values in per_method.items()}
@@ -74,16 +74,16 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
         _put(flags, key.split("."), value)
     written = _table("method", tree.get("method", {})).get("name", "fedavg")
     name = _table("method", flags.get("method", {})).get("name", written)
-    if name != written:  # the file's hyper-parameters are those of another method
+    if name != written:  # the file's hyper-parameters belong to another method
         tree = {**tree, "method": {}}
     return _build_config(_overlay(_overlay(tree, own.get(str(name), {})), flags))
 
 
-TOP = ("seed", "metrics")  # settings outside of the sections
+TOP = ("seed", "metrics")  # settings outside the sections
 
 
 def _build_config(tree: Mapping[str, Any]) -> Config:
-    """Validates nested plain values; anything wrong is named in one sentence."""
+    """Validates nested plain values; raises HoldfastError with one sentence about the first error."""
     rest = dict(tree)
     method_fields = {"name": "fedavg", **_table("method", rest.pop("method", {}))}
     name = method_fields.pop("name")
@@ -101,7 +101,7 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
 
 
 def _resolve(config: Config) -> Config:
-    """Fills what was not given from the method's preset and the data set's defaults."""
+    """Fills missing settings from the method's preset and the data set's defaults."""
     source = source_of(config.data.name)
     if config.model.name not in BACKBONES:
         raise HoldfastError(
@@ -128,7 +128,7 @@ def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """The config as nested plain values, without what was left open."""
+    """The config as nested plain values, without unset ones."""
     tree: dict[str, Any] = {key: getattr(config, key) for key in TOP}
     tree["method"] = {"name": config.method.name, **_given(config.method)}
     return {**tree, **{section: _given(getattr(config, section)) for section in SECTIONS}}
@@ -150,12 +150,12 @@ def to_toml(config: Config) -> str:
 
 
 def _toml(value: Any) -> str:
-    # JSON's strings, numbers, booleans and lists are TOML's, as long as characters are not written as surrogate pairs.
+    # JSON's strings, numbers, booleans and lists are valid TOML if characters are not written as surrogate pairs.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`section.key=value` as a dotted key and a value; a value that is not TOML is a word."""
+    """`section.key=value` as a dotted key and a value; a value that is not TOML is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise HoldfastError(f"--set {text!r} is not of the form section.key=value, for example --set train.lr=0.1")
@@ -166,12 +166,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def tasks_setting(text: str) -> tuple[str, Any]:
-    """What --tasks says: a number of tasks, or their sizes with commas."""
+    """The setting for --tasks: a number of tasks, or their sizes separated by commas."""
     return parse_setting(f"plan.tasks=[{text}]" if "," in text and "[" not in text else f"plan.tasks={text}")
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """Every setting: its dotted name, its default, what it is."""
+    """Every setting: its dotted name, its default and its description."""
     rows = [(key, _toml(info.default), str(info.description)) for key, info in _fields(Config) if key in TOP]
     for section, kind in SECTIONS.items():
         for key, info in _fields(kind):
@@ -221,19 +221,19 @@ def _table(section: str, value: Any) -> dict[str, Any]:
 
 
 def _build(section: str, kind: type, values: Mapping[str, Any]) -> Any:
-    """An instance of a settings class, or one sentence about the first thing that is wrong."""
+    """An instance of a settings class; raises HoldfastError with one sentence about the first error."""
     known = [field.name for field in fields(kind)]
     dot = f"{section}." if section else ""
     for key in values:
         if key not in known:
-            hint = nearest(key, known) if known else f"{section} has no settings of its own here"
+            hint = nearest(key, known) if known else f"{section} has no settings here"
             raise HoldfastError(f"unknown setting '{dot}{key}'; {hint}")
     try:
         return kind(**values)
     except ValidationError as error:
         where = error.errors()[0]["loc"][:1]
         key = str(where[0]) if where else section
-        # Of a union the form that was meant: a list with a wrong entry, or a wrong number.
+        # Of a union, report the alternative that was meant: a list with a wrong entry, or a wrong number.
         forms = [problem for problem in error.errors() if problem["loc"][:1] == where]
         first = forms[-1 if isinstance(values.get(key), list) else 0]
         reason = first["msg"][0].lower() + first["msg"][1:]

@@ -1,4 +1,4 @@
-"""The table of contents: config -> plan -> rounds -> record."""
+"""How an experiment runs: config -> plan -> rounds -> record."""
 
 import hashlib
 import json
@@ -45,16 +45,16 @@ from holdfast.simulation.streams import plan_of_folders
 from holdfast.simulation.traffic import Bytes, traffic_of
 
 WORKERS_PER_GPU = 4  # a small network leaves most of a GPU idle
-WORTH_A_POOL = 10_000  # images to train on; a quarter of a minute of the small network on one core
-NAME = 60  # letters of a data set's name in a folder's
-SHEET = 12  # prototypes on the sheet of a run, and exemplars of a class
-SHEET_CLASSES = 25  # the newest, of those whose exemplars are drawn
+WORTH_A_POOL = 10_000  # training images; about 15 seconds of the small network on one core
+NAME = 60  # characters of the data set's name in a folder name
+SHEET = 12  # prototypes on the sheet of a run, and exemplars per class
+SHEET_CLASSES = 25  # the newest classes whose exemplars are shown
 SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 
 
 @dataclass(frozen=True)
 class Overall:
-    """The progress of several runs: a bar, and the line in it that all of them move."""
+    """The progress display of several runs: a bar, and the task in it that all of them advance."""
 
     bar: Progress
     task: TaskID
@@ -62,15 +62,15 @@ class Overall:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: where it is and what it found."""
+    """A finished run: its folder and its result."""
 
     folder: Path
     result: Result
-    fresh: bool  # False: it was there already
+    fresh: bool  # False: it had been finished before
 
 
 def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | None = None, **settings: Any) -> Result:
-    """Runs an experiment: `run("configs/demo.toml", method="fedavg", seed=1, train={"lr": 0.1})`.
+    """Runs an experiment and returns its result: `run("configs/demo.toml", method="fedavg", train={"lr": 0.1})`.
 
     `config` is a TOML file or its content; settings are sections of it, or `method`, `dataset`, `tasks` and `seed`."""
     source = Path(config) if isinstance(config, str) else config
@@ -84,8 +84,8 @@ def run(config: Path | str | Mapping[str, Any] | None = None, out: Path | str | 
 
 
 def run_to_folder(config: Config, out: Path | None = None, overall: Overall | None = None) -> Run:
-    """Runs into a folder of its own; a run that is there already and complete is not computed again. `overall` is the
-    view of several runs that this one is part of."""
+    """Runs an experiment into its own folder; a run that is already complete there is not computed again. `overall` is
+    the progress display of the series of runs that this one is part of."""
     folder = folder_of(config, out)
     done = _is_done(folder, config)
     if done and not own_images(config):
@@ -99,7 +99,7 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
         federation = build_federation(config, data, plan)
         _prepare(folder, config)
         with only_writer(folder):
-            if _is_done(folder, config):  # by another process, in the meantime
+            if _is_done(folder, config):  # another process finished it in the meantime
                 return Run(folder, read_result(folder), fresh=False)
             write_json(folder / "plan.json", {"data": data.fingerprint, **plan.to_json(data.classes, data.clients)})
             checkpoints = Checkpoints(folder)
@@ -115,19 +115,19 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
 
 
 def resume(folder: Path) -> Run:
-    """Goes on with a run that was stopped; one that is complete is shown."""
+    """Continues a run that was stopped; a complete run is read."""
     if not (folder / "config.toml").is_file():
         raise HoldfastError(f"{folder} holds no config.toml; give the folder of a run")
     return run_to_folder(load_config(folder / "config.toml"), folder)
 
 
 def bytes_of(config: Config, data: DataSet, plan: Plan) -> list[Bytes]:
-    """What every round will send, by arithmetic."""
+    """The bytes that every round will send, by arithmetic."""
     return traffic_of(config.method, selector_setup(config, data, torch.device("cpu")), plan, config.plan.observe)
 
 
 def plan_of(config: Config, data: DataSet) -> Plan:
-    """The plan of a run, under its method's rules."""
+    """The plan of a run, as its method requires it."""
     if data.clients:
         plan = plan_of_folders(config.plan, data, config.seed)
     else:
@@ -167,13 +167,13 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
 
 
 def selector_setup(config: Config, data: DataSet, device: torch.device) -> SelectorSetup:
-    """What a teacher selector is built from."""
+    """The inputs from which a teacher selector is built."""
     spec = ModelSpec(config.model.name, config.model.norm, data.size)
     return SelectorSetup(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
 
 
 def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engine:
-    """A pool of one worker per core, or several per GPU; unless that is one, or there is hardly anything to do."""
+    """A pool with one worker per core, or several per GPU; serial for a single worker or a short run."""
     run, device = config.run, choose_device(config.run.device)
     devices = _gpus(run.device) if device.type == "cuda" else ["cpu"]
     default = min(cores(), WORKERS_PER_GPU * len(devices)) if device.type == "cuda" else cores()
@@ -184,14 +184,14 @@ def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engi
 
 
 def pool_of(federation: Federation, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> Pool:
-    """Worker processes that do this federation's work."""
+    """Worker processes for this federation."""
     encoder = federation.selector.encoder
     message = Encoder(encoder.state_dict()) if encoder is not None else None
     return Pool(federation.enrolment, data, workers, message, devices)
 
 
 def _worth_a_pool(federation: Federation) -> bool:
-    """Is there so much to train that starting workers pays?"""
+    """Is there enough training to justify starting workers?"""
     plan, data = federation.plan, federation.data
     current = (plan.arrivals[c][plan.current(c, r)] for r, chosen in enumerate(plan.selected) for c in chosen)
     images = (
@@ -211,14 +211,14 @@ def folder_of(config: Config, out: Path | None) -> Path:
 
 
 def run_name(config: Config) -> str:
-    """A folder name by which the same experiment is found again."""
+    """A folder name that is the same whenever the same experiment is run."""
     data = re.sub(r"[^\w.]+", "-", config.data.name)[-NAME:]
     return f"{data}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """All that decides a run's result: everything but where it is computed and what is shown of it. A setting that is
-    newer than the first runs counts only where it is not at its default, so that these keep their names."""
+    """All settings that decide a run's result: everything except where it is computed and what is shown of it. A
+    setting that was added later counts only if it differs from its default, so that older runs keep their names."""
     tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
     if tree["plan"]["observe"] == "present":
         tree["plan"] = {key: value for key, value in tree["plan"].items() if key != "observe"}
@@ -230,24 +230,24 @@ def _digest(tree: dict[str, Any]) -> str:
 
 
 def own_images(config: Config) -> bool:
-    """Are these a user's own, which may change from day to day?"""
+    """Are these a user's own images, which may change at any time?"""
     return config.data.name.partition(":")[0] == "folder"
 
 
 def _same_data(folder: Path, data: DataSet) -> None:
-    """A run that was begun on other images is neither gone on with nor shown for these."""
+    """Refuses to continue or show a run that was started on other images."""
     try:
         known = json.loads((folder / "plan.json").read_bytes()).get("data")
     except (OSError, ValueError, AttributeError):
         return
     if known is not None and known != data.fingerprint:
         raise HoldfastError(
-            f"{folder} holds this run on other images than {data.name} has now; choose another folder, or delete it"
+            f"{folder} holds this run on other images than {data.name} has now; choose another folder or delete it"
         )
 
 
 def _named(config: Config, data: DataSet) -> dict[str, Any]:
-    """What a result says about which run it is."""
+    """The fields of a result that identify its run."""
     same = {key: value for key, value in _identity(config).items() if key != "seed"}
     return {
         "version": __version__,
@@ -260,13 +260,13 @@ def _named(config: Config, data: DataSet) -> dict[str, Any]:
 
 
 def _is_done(folder: Path, config: Config) -> bool:
-    """Is this very run complete in the folder? A folder with anything else in it is not ours to write to."""
+    """Is this run complete in the folder? A folder that contains anything else is refused."""
     if not folder.exists():
         return False
     if _holds(folder, config):
         return (folder / "result.json").exists()
     if not folder.is_dir() or any(not unfinished(file) for file in folder.iterdir()):
-        raise HoldfastError(f"{folder} holds something else already; choose another folder")
+        raise HoldfastError(f"{folder} contains something else already; choose another folder")
     return False
 
 
@@ -277,7 +277,7 @@ def _holds(folder: Path, config: Config) -> bool:
         return _identity(load_config(folder / "config.toml")) == _identity(config)
     except HoldfastError as error:
         raise HoldfastError(
-            f"{folder} holds a config.toml that cannot be read ({error}); delete the folder, or choose another"
+            f"{folder} contains a config.toml that cannot be read ({error}); delete the folder, or choose another"
         ) from error
 
 
@@ -297,7 +297,7 @@ def _run(
     checkpoints: Checkpoints,
     overall: Overall | None,
 ) -> Counts:
-    """Runs the rounds that are left, recording each, with a bar that moves after every client."""
+    """Runs the remaining rounds and records each, with a progress bar that advances after every client."""
     plan, name = federation.plan, federation.method.name
     done, counts, complaints = checkpoints.restore(federation)
     view = nullcontext(overall.bar) if overall else progress_bar(TextColumn("{task.fields[note]}"))
@@ -305,7 +305,7 @@ def _run(
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)
         if done:
-            bar.console.print(f"{name}: going on after round {done} of {plan.rounds}", highlight=False)
+            bar.console.print(f"{name}: continuing after round {done} of {plan.rounds}", highlight=False)
         clients = [len(chosen) for chosen in plan.selected]
         task = bar.add_task(name, total=sum(clients), completed=sum(clients[:done]), note="")
 
@@ -353,7 +353,7 @@ def _write_model(file: Path, config: Config, federation: Federation) -> None:
 
 
 def _draw_exemplars(federation: Federation, file: Path) -> None:
-    """What the client with the most classes in its memory keeps of each; only here, in a simulation, can one look."""
+    """Draws the exemplars of the client with the most classes in its memory; possible only in a simulation."""
     population, train = federation.population, federation.data.train
     states = (population.state(client) for client in federation.plan.selected[-1])
     memory = max((state.memory for state in states), key=len, default={})
@@ -363,8 +363,8 @@ def _draw_exemplars(federation: Federation, file: Path) -> None:
 
 
 def _draw_prototypes(federation: Federation, file: Path) -> None:
-    """The last prototypes that clients shared, each as its client and as the proxy has it. Only here, outside of the
-    federation, do the two sides come together."""
+    """Draws the last prototypes that clients shared, each as its client and as the proxy has it. Only here, outside of
+    the federation, are both sides known."""
     seen_by_proxy, train = federation.selector.gallery(), federation.data.train
     columns: dict[str, list[np.ndarray]] = {}
     for state in federation.population.states.values():

@@ -1,4 +1,4 @@
-"""Writing so that a reader sees the old file or the new one, never half of one; what a file's content is known by."""
+"""Atomic writes, so that a reader sees the old file or the new one but never half of one; file checksums."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Temporary file, fsync, rename, fsync of the folder."""
+    """Writes a file by way of a temporary file, fsync, rename, and fsync of the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -23,13 +23,13 @@ def write_atomic(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        what = "make room or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "choose"
+        what = "free space or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "choose"
         raise HoldfastError(f"cannot write {path}: {error.strerror}; {what} another place") from error
     sync_folder(path.parent)
 
 
 def unfinished(path: Path) -> bool:
-    """Is this what `write_atomic` leaves when its process is killed?"""
+    """Is this a temporary file that `write_atomic` leaves behind when its process is killed?"""
     return path.name.startswith(".") and path.name.endswith(".tmp")
 
 

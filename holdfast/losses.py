@@ -1,11 +1,11 @@
-"""Pure tensor functions, one for each equation, named in words. B samples, C classes, G growths (the paper's tasks)."""
+"""Pure tensor functions, one per equation. B samples, C classes, G growths (the paper's tasks)."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 TINY = 1e-12  # a group of samples whose mean gradient is below this is not reweighted (N2)
-FLOOR = 1e-4  # of the soft labels in the literal direction of Eq. 6, which divides by them (N5)
+FLOOR = 1e-4  # lower bound of the soft labels in the literal form of Eq. 6, which divides by them (N5)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def softmax_gradient(logits: Tensor, labels: Tensor) -> Tensor:
-    """|V| = 1 - p_y (Eq. 2), (B,); from the other classes' mass, so that it stays exact when p_y rounds to 1 (N2)."""
+    """|V| = 1 - p_y (Eq. 2), (B,); computed from the other classes' mass, to stay exact when p_y rounds to 1 (N2)."""
     logits = logits.detach()
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return torch.exp(others.logsumexp(dim=1) - logits.logsumexp(dim=1))
@@ -32,7 +32,7 @@ def sigmoid_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sharpening(old_classes: int, new_classes: int) -> float:
-    """The exponent of Eq. 4: the share of old classes among those that a client has."""
+    """The exponent of Eq. 4: the fraction of old classes among the classes that a client has."""
     return old_classes / max(1, old_classes + new_classes)
 
 
@@ -40,7 +40,7 @@ def group_balanced_weights(gradients: Tensor, groups: Tensor, exponent: float) -
     """w_i = |V_i|^e over its mean in i's group (Eqs. 3-5), (B,): the mean weight of every group is 1."""
     sharp = gradients**exponent  # 0^0 is 1: without old classes every weight is 1 (N1)
     count = int(groups.max()) + 1
-    sums = sharp @ F.one_hot(groups, count).to(sharp.dtype)  # a product, because adding by index has no order on a GPU
+    sums = sharp @ F.one_hot(groups, count).to(sharp.dtype)  # a product, as index_add has no fixed order on a GPU
     means = (sums / torch.bincount(groups, minlength=count).clamp(min=1))[groups]
     return torch.where(means < TINY, torch.ones_like(sharp), sharp / means.clamp(min=TINY))
 
@@ -56,7 +56,7 @@ def one_hot(labels: Tensor, like: Tensor) -> Tensor:
 
 
 def soft_labels(labels: Tensor, classes: int, teacher: Tensor) -> Tensor:
-    """Y (B, C): the one-hot label with the teacher's probabilities (B, K) over its own K first entries (N15)."""
+    """Y (B, C): the one-hot label, its first K entries replaced by the teacher's probabilities (B, K) (N15)."""
     hard = F.one_hot(labels, classes).to(teacher.dtype)
     return torch.cat([teacher.detach(), hard[:, teacher.shape[1] :]], dim=1)
 
@@ -67,7 +67,7 @@ def semantic_distillation(logits: Tensor, soft: Tensor, weights: Tensor) -> Tens
 
 
 def semantic_distillation_literal(logits: Tensor, soft: Tensor, weights: Tensor) -> Tensor:
-    """L_SD (Eq. 6) in the direction as printed, sum_j P_j (ln P_j - ln Y_j), with Y floored (N5)."""
+    """L_SD (Eq. 6) in the printed direction, sum_j P_j (ln P_j - ln Y_j), with Y floored (N5)."""
     log_p = logits.log_softmax(dim=1)
     return (weights * (log_p.exp() * (log_p - soft.clamp(min=FLOOR).log())).sum(dim=1)).mean()
 
@@ -75,8 +75,8 @@ def semantic_distillation_literal(logits: Tensor, soft: Tensor, weights: Tensor)
 def semantic_distillation_by_growth(
     logits: Tensor, labels: Tensor, teacher_logits: Tensor, weights: Tensor, growth_of: Tensor
 ) -> Tensor:
-    """L_SD with each growth's slice a distribution of its own (N6): old slices against the teacher's, for all samples;
-    the slices that the teacher does not have against the label, for the samples whose label is there."""
+    """L_SD with a separate distribution per growth (N6): old growths against the teacher's, for all samples; growths
+    that the teacher does not have against the label, for the samples whose label belongs to them."""
     terms = torch.zeros_like(weights)
     width = teacher_logits.shape[1]
     for growth in growth_of.unique().tolist():
@@ -104,34 +104,34 @@ def distillation_binary_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor
 
 
 def augmentation_scale(previous: float, old_classes: int, traces: Tensor) -> float:
-    """omega^t (Eq. 12): the mean of Tr(cov)/d over all classes seen; `traces` has those of the new classes (N8)."""
+    """omega^t (Eq. 12): the mean of Tr(cov)/d over all classes seen; `traces` holds those of the new classes (N8)."""
     total = old_classes + len(traces)
     return (old_classes * previous + float(traces.sum())) / total if total else 0.0
 
 
 def bounded_noise(noise: Tensor, variance: Tensor, radius: float) -> Tensor:
-    """Noise (..., d) brought back into the ball |noise|^2 <= radius sum(variance) of Eq. 11, where it left it (N9)."""
+    """Noise (..., d), projected onto the ball |noise|^2 <= radius sum(variance) of Eq. 11 if outside of it (N9)."""
     bound = (radius * variance.sum(dim=-1, keepdim=True)).sqrt()
     length = noise.norm(dim=-1, keepdim=True)
     return noise * torch.where(length > bound, bound / length.clamp(min=TINY), torch.ones_like(length))
 
 
 def distillation(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Mean over samples of KL(softmax(teacher/T) || softmax(o/T)) on the teacher's own K first outputs (B, K)."""
+    """Mean over samples of KL(softmax(teacher/T) || softmax(o/T)) on the teacher's K outputs (B, K)."""
     theirs = (teacher.detach() / temperature).log_softmax(dim=1)
     mine = (logits[:, : teacher.shape[1]] / temperature).log_softmax(dim=1)
     return (theirs.exp() * (theirs - mine)).sum(dim=1).mean()
 
 
 def distillation_by_growth(logits: Tensor, teacher: Tensor, temperature: float, growths: list[int]) -> Tensor:
-    """SS-IL: the sum over old growths of T^2 KL, each growth's slice a distribution of its own."""
+    """SS-IL: the sum over old growths of T^2 KL, with a separate distribution per growth."""
     slices = zip(logits[:, : sum(growths)].split(growths, dim=1), teacher.split(growths, dim=1), strict=True)
     terms = [temperature**2 * distillation(mine, theirs, temperature) for mine, theirs in slices]
     return torch.stack(terms).sum()
 
 
 def separated_cross_entropy(logits: Tensor, labels: Tensor, old: int) -> Tensor:
-    """SS-IL: new samples compete among new classes, old samples among the `old` first; both over the whole batch."""
+    """SS-IL: a softmax over new classes for new samples, over the first `old` for old ones; mean over the batch."""
     fresh = labels >= old
     terms = logits.new_zeros(())
     if fresh.any():
@@ -142,9 +142,9 @@ def separated_cross_entropy(logits: Tensor, labels: Tensor, old: int) -> Tensor:
 
 
 def nca(scores: Tensor, labels: Tensor) -> Tensor:
-    """PODNet's loss as shipped: -s_y + log(1 + sum of e^s_j over the others), after the largest score is taken off,
-    which has a slope too, or a common shift of all scores would count. The shipped margin is left out, because it is
-    taken from every class and so changes nothing."""
+    """PODNet's loss as in the published code: -s_y + log(1 + sum of e^s_j over the others), after subtracting the
+    largest score. Gradients flow through that subtraction, or a common shift of all scores would matter. The code's
+    margin is left out: it is subtracted from every class and so changes nothing."""
     shifted = scores - scores.amax(dim=1, keepdim=True)
     own = shifted.gather(1, labels[:, None]).squeeze(1)
     others = shifted.scatter(1, labels[:, None], -torch.inf).exp().sum(dim=1)
@@ -152,7 +152,7 @@ def nca(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def pod_spatial(maps: list[Tensor], teacher: list[Tensor]) -> Tensor:
-    """PODNet: the distance of squared maps (B, c, h, w) summed over their width and over their height, each vector of
+    """PODNet: the distance of squared maps (B, c, h, w), summed over width and over height, each vector normalised to
     unit length; the mean over samples and stages."""
     return torch.stack(
         [_distance(_pooled(mine), _pooled(theirs.detach())).mean() for mine, theirs in zip(maps, teacher, strict=True)]
@@ -165,17 +165,17 @@ def _pooled(map_: Tensor) -> Tensor:
 
 
 def _squares(map_: Tensor) -> Tensor:
-    """As (B, h, w, c), the order in which maps lie in memory: sums over pixels and their slopes are fast there."""
+    """As (B, h, w, c), the memory order of maps: sums over pixels and their gradients are fast there."""
     return map_.permute(0, 2, 3, 1).square()
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Length 1 along axis 1, as F.normalize has it, which is slow where that is not the last axis."""
+    """Unit length along axis 1, like F.normalize, which is slow if that is not the last axis."""
     return vectors / vectors.square().sum(dim=1, keepdim=True).clamp(min=1e-24).sqrt()
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean along axis 1; the slope at 0 is 0, because student and teacher are equal when a task begins."""
+    """Euclidean along axis 1; the gradient at 0 is 0, because student and teacher are equal when a task begins."""
     distance: Tensor = ((a - b).square().sum(dim=1) + TINY).sqrt() - TINY**0.5
     return distance
 
@@ -186,8 +186,8 @@ def pod_flat(features: Tensor, teacher: Tensor) -> Tensor:
 
 
 def channel_discrepancy(maps: list[Tensor], teacher: list[Tensor], importance: list[Tensor]) -> Tensor:
-    """AFC: per channel the distance of squared maps of unit length, weighted by its importance (c,); the mean over
-    samples, channels and stages."""
+    """AFC: the distance of normalised squared maps per channel, weighted by the channel's importance (c,); the mean
+    over samples, channels and stages."""
     terms = []
     for mine, theirs, weight in zip(maps, teacher, importance, strict=True):
         a, b = (_unit(_squares(m).flatten(1, 2)) for m in (mine, theirs.detach()))
@@ -196,14 +196,14 @@ def channel_discrepancy(maps: list[Tensor], teacher: list[Tensor], importance: l
 
 
 def neighbour_cross_entropy(logits: Tensor, labels: Tensor, neighbours: Tensor) -> Tensor:
-    """DDE: -ln of the mean of a sample's own probability and its neighbours' mean one (B,), which has no gradient."""
+    """DDE: -ln of the mean of a sample's own probability and its neighbours' mean (B,), which has no gradient."""
     own = logits.softmax(dim=1).gather(1, labels[:, None]).squeeze(1)
     return -((own + neighbours.detach()) / 2 + TINY).log().mean()
 
 
 def geodesic_flow(start: Tensor, end: Tensor) -> Tensor:
-    """GeoDL's kernel G (d, d): the integral over the geodesic between two n-dimensional subspaces of the projections on
-    them, in closed form. `start` and `end` (d, n) are orthonormal bases, in float64."""
+    """GeoDL's kernel G (d, d): the integral of the projections onto the subspaces along the geodesic between two
+    n-dimensional subspaces, in closed form. `start` and `end` (d, n) are orthonormal bases, in float64."""
     u, cosines, vt = torch.linalg.svd(start.T @ end)
     cosines = cosines.clamp(-1, 1)
     angles = torch.arccos(cosines)
@@ -230,7 +230,7 @@ def geodesic_distance(features: Tensor, teacher: Tensor, kernel: Tensor) -> Tens
 
 
 def subspace(features: Tensor, size: int) -> Tensor:
-    """An orthonormal basis (d, size) of the directions in which these unit features (B, d) lie, in float64."""
+    """An orthonormal basis (d, size) of the main directions of the normalised features (B, d), in float64."""
     unit = F.normalize(features.detach(), dim=1).double()
     basis: Tensor = torch.linalg.svd(unit, full_matrices=False)[2][:size].T
     return basis

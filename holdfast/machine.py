@@ -1,4 +1,4 @@
-"""The processor or GPU that a run computes on: which, how, and what its results are to be known by."""
+"""The processor or GPU of a run: choosing it, using it deterministically, and naming it in results."""
 
 import ctypes
 import platform
@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name; `auto` is the GPU where there is one."""
+    """The device with this name; `auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -28,7 +28,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def machine_of(device: torch.device) -> str:
-    """On which the last bits of a run depend: processor, instructions, torch."""
+    """What the last bits of a run depend on: processor, instruction set, torch."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     name = platform.processor() or platform.machine()
@@ -40,7 +40,7 @@ def machine_of(device: torch.device) -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """All work runs with one thread, so that every engine gives the same bits; restores what was before."""
+    """Runs all work with one thread, so that every engine gives the same bits; restores the previous settings."""
     threads, deterministic = torch.get_num_threads(), torch.backends.cudnn.deterministic
     _keep_freed_memory()
     torch.set_num_threads(1)
@@ -53,10 +53,10 @@ def one_thread() -> Iterator[None]:
 
 
 def _keep_freed_memory() -> None:
-    """Tells glibc to keep what is freed for the next batch. It would give it back to the system after every batch, and
-    the system would have to clear it again: an eighth of the small network's time."""
+    """Tells glibc to keep freed memory for the next batch. Otherwise it returns the memory to the system after every
+    batch, and the system has to clear it again: an eighth of the small network's time."""
     trim_threshold, mmap_threshold = -1, -3  # malloc.h
     with suppress(OSError, AttributeError):  # another libc
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(trim_threshold, 1 << 30)
-        libc.mallopt(mmap_threshold, 1 << 25)  # the most that it allows
+        libc.mallopt(mmap_threshold, 1 << 25)  # the largest value that glibc allows

@@ -1,4 +1,4 @@
-"""The only source of chance: a generator for every purpose, found by its seed and a path of words and numbers."""
+"""The only source of randomness: one generator per purpose, given by a seed and a path of words and numbers."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def torch_generator(seed: int, *path: str | int) -> torch.Generator:
 
 
 def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
-    """A random order of `items`, from raw bits alone: these NumPy promises to keep, its `permutation` it does not."""
+    """A random order of `items`, from raw bits only: NumPy guarantees these across versions, but not `permutation`."""
     if not len(items):
         return []
     return [items[i] for i in np.argsort(rng.bit_generator.random_raw(len(items)), kind="stable")]

@@ -53,7 +53,7 @@ def assert_same(a: Federation, b: Federation) -> None:
 def test_going_on_from_any_round_gives_the_same_bits(
     small: dict[str, Any], tmp_path: Path, method: dict[str, Any], growth: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "SEGMENTS", 2)  # so that states are written anew as one on the way
+    monkeypatch.setattr(checkpoint, "SEGMENTS", 2)  # so that all states are rewritten as one on the way
     settings = {**small, "plan": {**small["plan"], "growth": growth}, "method": method}
     whole = federation_of(settings)
     expected = lines_of(list(run_rounds(whole, Serial())))
@@ -111,13 +111,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(small: dict[str, Any], tmp
     assert_same(federation, whole)
 
 
-def test_with_nothing_sound_left_it_begins_anew(small: dict[str, Any], tmp_path: Path) -> None:
+def test_with_no_valid_checkpoint_left_it_starts_over(small: dict[str, Any], tmp_path: Path) -> None:
     checkpoints = saved({**small, "method": METHODS[0]}, tmp_path, 3)
     for file, text in zip(sorted(checkpoints.folder.glob("round-*.json")), ("[]", '{"body": 5}'), strict=True):
         file.write_text(text)
     done, counts, complaints = Checkpoints(tmp_path).restore(federation_of({**small, "method": METHODS[0]}))
     assert (done, counts, len(complaints)) == (0, None, 3)
-    assert "beginning anew" in complaints[-1]
+    assert "starting from round 1" in complaints[-1]
     saved({**small, "method": METHODS[0]}, tmp_path, 1)  # a checkpoint of an earlier round than those that were lost
     assert Checkpoints(tmp_path).restore(federation_of({**small, "method": METHODS[0]}))[0] == 1
 
@@ -140,7 +140,7 @@ def test_a_part_that_cannot_be_read_now_is_said_and_nothing_is_lost(small: dict[
     blob = checkpoints.folder / parts["server/model"]
     blob.rename(tmp_path / "aside")
     blob.mkdir()  # no permission, or a failing disk, is the same to us
-    with pytest.raises(HoldfastError, match=r"cannot read .* see to that and run again"):
+    with pytest.raises(HoldfastError, match=r"cannot read .* fix that and run again"):
         Checkpoints(tmp_path).restore(federation_of(settings))
     blob.rmdir()
     (tmp_path / "aside").rename(blob)
@@ -156,7 +156,7 @@ def test_another_version_is_refused_and_nothing_is_lost(small: dict[str, Any], t
         text = json.dumps(body)
         file.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "body": text}))
         before[file.name] = file.read_bytes()
-    with pytest.raises(HoldfastError, match=r"begun by version 99 .* go on with that version, or run it into another"):
+    with pytest.raises(HoldfastError, match=r"started by version 99 .* continue it with that version, or run it again"):
         Checkpoints(tmp_path).restore(federation_of(settings))
     assert {file.name: file.read_bytes() for file in checkpoints.folder.iterdir()} == before
 
@@ -247,12 +247,12 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     assert full.returncode == 2
     [sentence] = [text for text in full.stderr.splitlines() if "holdfast:" in text]
     assert "cannot write run/checkpoint/" in sentence
-    assert "make room" in sentence
+    assert "free space" in sentence
     assert "Traceback" not in full.stderr
     line = [sys.executable, "-m", "holdfast", "resume", "run"]
     resumed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert resumed.returncode == 0, resumed.stderr
-    assert "going on after round 2" in resumed.stderr
+    assert "continuing after round 2" in resumed.stderr
     whole = federation_of({**small, "method": METHODS[0]})
     lines = lines_of(list(run_rounds(whole, Serial())))
     record = read_record(tmp_path / "run")

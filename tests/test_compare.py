@@ -175,7 +175,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_comparison_continues_where_it_stopped(compared: Path) -> None:
     said = (compared / "stderr").read_text()
-    assert "fedavg: going on after round " in said
+    assert "fedavg: continuing after round " in said
     assert [line.split(":")[0] for line in said.splitlines() if " runs: " in line] == ["1 of 2 runs", "2 of 2 runs"]
     done = known_runs(compared / "runs")
     assert len(done) == 4

@@ -48,7 +48,7 @@ def test_a_finished_run_is_not_shown_for_other_images(pictures: Path, tmp_path: 
     assert run_to_folder(config, tmp_path / "run").fresh
     assert not run_to_folder(config, tmp_path / "run").fresh
     (pictures / "red" / "0.png").unlink()
-    with pytest.raises(HoldfastError, match=r"other images than .* has now; choose another folder, or delete it"):
+    with pytest.raises(HoldfastError, match=r"other images than .* has now; choose another folder or delete it"):
         run_to_folder(config, tmp_path / "run")
     run = run_to_folder(config, tmp_path / "runs" / "again")
     assert run.fresh
@@ -127,7 +127,7 @@ def test_what_a_killed_write_leaves_does_not_block_the_folder(pictures: Path, tm
     assert run_to_folder(config, tmp_path / "run").fresh
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(HoldfastError, match="holds something else already; choose another folder"):
+    with pytest.raises(HoldfastError, match="contains something else already; choose another folder"):
         run_to_folder(config, tmp_path / "other")
 
 

@@ -1,6 +1,7 @@
 """The client as a party: it owns its images, memory, detector, teachers, encoder and notes, and is driven by messages
 alone. It needs no plan, no test set and no other client, and can be saved to a folder and loaded again."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +18,11 @@ from holdfast.client.memory import update_memory
 from holdfast.client.training import ClientWork
 from holdfast.data.images import ImageSet
 from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic, write_json
+from holdfast.files import write_atomic
 from holdfast.methods import method_of
 from holdfast.models.encoder import GradientEncoder
 from holdfast.models.passes import CHUNK
-from holdfast.protocol.codec import MalformedMessage, pack, part, prefixed, unpack
+from holdfast.protocol.codec import Facts, MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import (
     Announcement,
@@ -68,7 +69,7 @@ class Client:
         self.teachers = Teachers()
         self.alarms: list[int] = []  # the rounds in which the detector raised an alarm
         self._owed = False  # did the client owe prototypes before this round's alarm?
-        self._noticed_in, self._seen_in, self._trained_in = -1, -1, -1  # rounds
+        self._noticed_in, self._seen_in, self._announced_in, self._trained_in = -1, -1, -1, -1  # rounds
         self._work: ClientWork | None = None
 
     # messages
@@ -98,7 +99,9 @@ class Client:
 
     @property
     def work(self) -> ClientWork:
-        assert self._work is not None
+        """The client's work, once it is enrolled."""
+        if self._work is None:
+            raise HoldfastError("this client is not enrolled yet; send it an Enrolment first")
         return self._work
 
     def _enrol(self, enrolment: Enrolment) -> None:
@@ -140,10 +143,9 @@ class Client:
 
     def _do_job(self, job: Job) -> list[Message]:
         request = InferenceRequest("", job.registry.growths, job.weights)
-        announced: list[Message] = []
         if self._seen_in != job.round_index:
             self._see(job.round_index, request)
-            announced = self._announce(job.round_index, job.registry)
+        announced = self._announce(job.round_index, job.registry)
         if job.phase == "finish":
             self._remember_everything(request)
         if job.phase == "train":
@@ -167,8 +169,12 @@ class Client:
     # what a client does with a global model
 
     def _announce(self, round_index: int, registry: Registry) -> list[Message]:
+        """Once per round, with the first message that has the class list."""
         names = registry.unknown(self.state.data)
-        return [Announcement(round_index, names)] if names else []
+        if not names or self._announced_in == round_index:
+            return []
+        self._announced_in = round_index
+        return [Announcement(round_index, names)]
 
     def _see(self, round_index: int, request: InferenceRequest) -> None:
         """What every first model of a round is used for: the memory of data that has left, and detection."""
@@ -239,49 +245,79 @@ class Client:
     # to a folder and back
 
     def save(self, folder: Path) -> None:
-        """Writes all that the client owns but for the images of its data, which stay where they are."""
+        """Writes all that the client owns but for the images of its data, which stay where they are. A process that is
+        killed here leaves the folder as it was."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder / "state.safetensors", self.state.to_bytes())
-        write_atomic(folder / "enrolment.safetensors", self.work.enrolment.to_bytes())
-        write_atomic(folder / "teachers.safetensors", self.teachers.to_bytes())
-        self.images.save(folder / "copies.safetensors")
+        blobs = {
+            "enrolment": self.work.enrolment.to_bytes(),
+            "state": self.state.to_bytes(),
+            "teachers": self.teachers.to_bytes(),
+            "copies": self.images.to_bytes(),
+            "pending": self._pending(),
+        }
         if self.work.encoder is not None:
-            write_atomic(folder / "encoder.safetensors", Encoder(self.work.encoder.state_dict()).to_bytes())
-        tensors = {f"history.{i}": torch.from_numpy(np.array(one.images)) for i, one in enumerate(self.history)}
-        for i, held in enumerate(self.departed):
-            tensors |= prefixed(f"departed.{i}.", held)
-        write_atomic(folder / "pending.safetensors", pack("pending", tensors, {"departed": len(self.departed)}))
+            blobs["encoder"] = Encoder(self.work.encoder.state_dict()).to_bytes()
+        files = {name: f"{name}-{hashlib.sha256(blob).hexdigest()[:16]}.safetensors" for name, blob in blobs.items()}
+        for name, file in files.items():
+            if not (folder / file).exists():
+                write_atomic(folder / file, blobs[name])
         facts = {
             "schema": SCHEMA,
+            "files": files,
             "keep_pixels": self.keep_pixels,
-            "means": [one.mean for one in self.history],
-            "departed": [list(held) for held in self.departed],
             "alarms": self.alarms,
             "owed": self._owed,
-            "rounds": [self._noticed_in, self._seen_in, self._trained_in],
+            "rounds": [self._noticed_in, self._seen_in, self._announced_in, self._trained_in],
         }
-        write_json(folder / "client.json", facts)
+        write_atomic(folder / "client.json", json.dumps(facts, indent=1).encode())
+        for old in folder.glob("*.safetensors"):
+            if old.name not in files.values():
+                old.unlink()
+
+    def _pending(self) -> bytes:
+        """What the detector remembers, and data on its way into the memory."""
+        tensors = {f"history.{i}": torch.from_numpy(np.array(one.images)) for i, one in enumerate(self.history)}
+        for i, held in enumerate(self.departed):
+            tensors |= {f"departed.{i}.{k}": ids for k, ids in enumerate(held.values())}
+        facts = {"means": [one.mean for one in self.history], "departed": [list(held) for held in self.departed]}
+        return pack("pending", tensors, facts)
 
     @staticmethod
     def load(folder: Path, images: ClientImages, device: torch.device = CPU) -> "Client":
         """The client that was saved there, with its data's images where they are now."""
-        facts = _read_facts(folder / "client.json")
-        client = Client(images, facts["keep_pixels"], device)
-        images.load(folder / "copies.safetensors")
-        client.receive(Enrolment.from_bytes((folder / "enrolment.safetensors").read_bytes()))
-        if (folder / "encoder.safetensors").exists():
-            client.receive(Encoder.from_bytes((folder / "encoder.safetensors").read_bytes()))
-        client.teachers = Teachers.from_bytes((folder / "teachers.safetensors").read_bytes())
-        client.state = ClientState.from_bytes((folder / "state.safetensors").read_bytes())
-        tensors, _ = unpack("pending", (folder / "pending.safetensors").read_bytes())
-        client.history = tuple(
-            Observation(mean, tensors[f"history.{i}"].numpy()) for i, mean in enumerate(facts["means"])
-        )
+        try:
+            facts = json.loads((folder / "client.json").read_bytes())
+            if facts["schema"] != SCHEMA:
+                raise ValueError(f"schema {facts['schema']}")
+            blobs = {name: (folder / Path(file).name).read_bytes() for name, file in facts["files"].items()}
+            return Client._restore(facts, blobs, images, device)
+        except MalformedMessage as error:
+            raise MalformedMessage(f"{folder} does not hold a client that this version can load ({error})") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise HoldfastError(f"{folder} does not hold a client that this version can load ({error})") from error
+
+    @staticmethod
+    def _restore(
+        facts: Mapping[str, Any], blobs: Mapping[str, bytes], images: ClientImages, device: torch.device
+    ) -> "Client":
+        client = Client(images, bool(facts["keep_pixels"]), device)
+        images.take_copies(blobs["copies"])
+        client.receive(Enrolment.from_bytes(blobs["enrolment"]))
+        if "encoder" in blobs:
+            client.receive(Encoder.from_bytes(blobs["encoder"]))
+        client.teachers = Teachers.from_bytes(blobs["teachers"])
+        client.state = ClientState.from_bytes(blobs["state"])
+        tensors, values = unpack("pending", blobs["pending"])
+        means = Facts("pending", values).numbers("means")
+        client.history = tuple(Observation(mean, tensors[f"history.{i}"].numpy()) for i, mean in enumerate(means))
         client.departed = [
-            {name: part(f"departed.{i}.", tensors)[name] for name in names} for i, names in enumerate(facts["departed"])
+            {name: tensors[f"departed.{i}.{k}"] for k, name in enumerate(names)}
+            for i, names in enumerate(values["departed"])
         ]
-        client.alarms, client._owed = list(facts["alarms"]), facts["owed"]
-        client._noticed_in, client._seen_in, client._trained_in = facts["rounds"]
+        numbers = Facts("client", facts)
+        client.alarms, client._owed = list(numbers.integers("alarms")), numbers.flag("owed")
+        rounds = numbers.integers("rounds", least=-1)
+        client._noticed_in, client._seen_in, client._announced_in, client._trained_in = rounds
         return client
 
 
@@ -294,13 +330,3 @@ def encoder_of(message: Encoder, image_size: int) -> GradientEncoder:
     except (KeyError, TypeError, RuntimeError) as error:
         raise MalformedMessage("an encoder does not have the weights of an encoding network") from error
     return encoder
-
-
-def _read_facts(file: Path) -> Mapping[str, Any]:
-    try:
-        facts: dict[str, Any] = json.loads(file.read_bytes())
-        if facts["schema"] != SCHEMA:
-            raise ValueError(f"schema {facts['schema']}")
-        return facts
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HoldfastError(f"{file.parent} does not hold a client that this version can load ({error})") from error

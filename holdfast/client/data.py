@@ -2,13 +2,11 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from holdfast.data.images import ImageSet
-from holdfast.files import write_atomic
 from holdfast.protocol.codec import Facts, MalformedMessage, pack, unpack
 from holdfast.protocol.state import Holdings
 
@@ -68,21 +66,26 @@ class ClientImages:
             for holdings in held
         ]
 
-    def save(self, file: Path) -> None:
-        """Writes the copies; the data itself stays where it is."""
-        tensors = {"copies": self.copies, "copied": self.copied}
-        write_atomic(file, pack("client images", tensors, {"classes": self.classes}))
+    def to_bytes(self) -> bytes:
+        """The copies; the data itself stays where it is."""
+        return pack("copies", {"copies": self.copies, "copied": self.copied}, {"classes": self.classes})
 
-    def load(self, file: Path) -> None:
-        """Reads the copies that `save` wrote."""
-        tensors, values = unpack("client images", file.read_bytes())
-        names = Facts("client images", values).texts("classes")
+    def take_copies(self, blob: bytes) -> None:
+        """Takes in the copies that `to_bytes` wrote."""
+        tensors, values = unpack("copies", blob)
+        names = Facts("copies", values).texts("classes")
         copies, copied = tensors.get("copies"), tensors.get("copied")
-        if copies is None or copied is None or len(copies) != len(copied) or copies.shape[1:] != self.copies.shape[1:]:
-            raise MalformedMessage(f"{file} does not hold copies of images of this size")
-        used = [names[c] for c in copied.tolist() if 0 <= c < len(names)]
-        if len(used) != len(copied):
-            raise MalformedMessage(f"{file} has copies of classes that it does not name")
+        if (
+            copies is None
+            or copied is None
+            or (copies.dtype, copied.dtype) != (torch.uint8, torch.int64)
+            or copies.shape[1:] != self.copies.shape[1:]
+            or copied.shape != copies.shape[:1]
+        ):
+            raise MalformedMessage("copies are not images of this client's size, each with a class")
+        if any(not 0 <= c < len(names) for c in copied.tolist()):
+            raise MalformedMessage("copies are of classes that are not named")
+        used = [names[c] for c in copied.tolist()]
         self.classes = list(dict.fromkeys([*self.classes, *used]))
         self.copies = copies
         self.copied = torch.tensor([self.classes.index(name) for name in used], dtype=torch.int64)

@@ -1,1 +1,1 @@
-"""Images, classes and who meets them when."""
+"""Data sets: where images come from, how they are decoded and cached."""

@@ -1,7 +1,7 @@
-"""Arrays that are dear to make, kept on disk: made once, checked at every reading, made anew when damaged.
+"""A disk cache for arrays that are expensive to compute: checked on every read, and rebuilt when damaged.
 
-An entry grows in a folder of its own under a lock, so a killed process leaves what it has done to the next one, and two
-that want the same wait for each other."""
+An entry is built in its own folder under a lock. The next process continues what a killed one has left, and two
+processes that need the same entry wait for each other."""
 
 import fcntl
 import hashlib
@@ -25,13 +25,13 @@ Key = Mapping[str, str | int | float]
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
-LAYOUT = 2  # of an entry; a new number makes every entry anew
-LARGE = 2**29  # bytes; a larger file's content is compared by `holdfast data check` alone, its length always
+LAYOUT = 2  # version of the entry format; changing it rebuilds every entry
+LARGE = 2**29  # bytes; of a larger file only the length is checked here; `holdfast data check` checks its content
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept under a key: memory-mapped arrays, and facts about them."""
+    """What is stored under a key: memory-mapped arrays, and facts about them."""
 
     place: Path
     arrays: Arrays
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 
 def cached(folder: Path, key: Key, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `key` names, memory-mapped from below `folder`; `make()` is asked only if they are not there."""
+    """The arrays that `key` names, memory-mapped from below `folder`; `make()` is called only if they are missing."""
 
     def fill(place: Path) -> Facts:
         try:
@@ -52,7 +52,7 @@ def cached(folder: Path, key: Key, make: Callable[[], Arrays]) -> Arrays:
             with clear_errors(folder):
                 for name, array in content.items():
                     np.save(place / f"{name}.npy", array, allow_pickle=False)
-        except BaseException:  # half of it is of no use to anybody
+        except BaseException:  # half an entry is useless
             shutil.rmtree(place, ignore_errors=True)
             raise
         return {}
@@ -61,8 +61,8 @@ def cached(folder: Path, key: Key, make: Callable[[], Arrays]) -> Arrays:
 
 
 def entry_of(folder: Path, key: Key, fill: Callable[[Path], Facts]) -> Entry:
-    """The entry that `key` names. If it is not there, `fill(place)` writes its .npy files into `place`, which holds
-    what an earlier process that was killed had written, and says what else is to be known about them."""
+    """The entry that `key` names. If it is missing, `fill(place)` writes its .npy files into `place`, which may already
+    hold files from an earlier, killed process, and returns further facts about them."""
     place = folder / _entry_name(key)
     if (entry := _read(place, key)) is not None:
         return entry
@@ -77,7 +77,7 @@ def entry_of(folder: Path, key: Key, fill: Callable[[Path], Facts]) -> Entry:
         growing = place.with_name(f".{place.name}.growing")
         with clear_errors(folder):
             if os.path.lexists(place):
-                _say(f"The cached data in {place} is damaged or incomplete; it is removed and made anew.")
+                _say(f"The cached data in {place} is damaged or incomplete; removing and rebuilding it.")
                 _remove(place)
             growing.mkdir(exist_ok=True)
         facts = fill(growing)
@@ -85,14 +85,14 @@ def entry_of(folder: Path, key: Key, fill: Callable[[Path], Facts]) -> Entry:
             _finish(growing, key, facts)
             os.rename(growing, place)
             sync_folder(folder)
-            gate.unlink(missing_ok=True)  # whoever still waits at it will find the entry
+            gate.unlink(missing_ok=True)  # processes that still wait for it will find the entry
     if (entry := _read(place, key)) is None:
         raise HoldfastError(f"the cached data in {place} does not read back as written; check the disk and run again")
     return entry
 
 
 def is_whole(place: Path) -> bool:
-    """Has every file of an entry, however large, the content that was written?"""
+    """Does every file of an entry, however large, have the content that was written?"""
     meta = json.loads((place / "meta.json").read_bytes())
     return all(sha256_of(place / name) == facts["sha256"] for name, facts in meta["files"].items())
 
@@ -103,7 +103,7 @@ def _entry_name(key: Key) -> str:
 
 
 def _read(place: Path, key: Key) -> Entry | None:
-    """A whole and unaltered entry; otherwise nothing."""
+    """The entry if it is complete and unaltered, otherwise None."""
     try:
         meta = json.loads((place / "meta.json").read_bytes())
         files = sorted(place.glob("*.npy"))
@@ -113,7 +113,7 @@ def _read(place: Path, key: Key) -> Entry | None:
             size, known = file.stat().st_size, meta["files"][file.name]
             if size != known["bytes"] or (size <= LARGE and sha256_of(file) != known["sha256"]):
                 return None
-        # "c": writing to a mapped array changes this process's copy only, which is what torch wants to be able to do
+        # "c" (copy on write): torch requires writable arrays, and the file must not change
         arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
         return Entry(place, arrays, meta["facts"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -121,7 +121,7 @@ def _read(place: Path, key: Key) -> Entry | None:
 
 
 def _finish(growing: Path, key: Key, facts: Facts) -> None:
-    """Makes everything durable and writes what it is checked against."""
+    """Flushes all files to disk and writes their lengths and checksums."""
     files: dict[str, Facts] = {}
     for file in sorted(growing.glob("*.npy")):
         with open(file, "rb") as handle:
@@ -131,7 +131,7 @@ def _finish(growing: Path, key: Key, facts: Facts) -> None:
 
 
 def _wait(lock: int, key: Key) -> None:
-    """Until no other process makes this entry; a killed one keeps nobody waiting."""
+    """Waits until no other process builds this entry; the lock of a killed process is released."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -140,7 +140,7 @@ def _wait(lock: int, key: Key) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Renamed first, so that no other process meets half an entry."""
+    """Renames before deleting, so that no other process sees half an entry."""
     grave = place.with_name(f".{place.name}.{uuid.uuid4().hex}.tmp")
     with suppress(FileNotFoundError):
         os.rename(place, grave)
@@ -153,7 +153,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def clear_errors(folder: Path) -> Iterator[None]:
-    """A failed write becomes one sentence with a way out."""
+    """Turns a failed write into one sentence that says what to do."""
     try:
         yield
     except OSError as error:

@@ -19,8 +19,8 @@ STD = (0.2675, 0.2565, 0.2761)
 SIZE, PIXELS = 32, 3 * 32 * 32
 BINARY, PYTHON = "cifar-100-binary", "cifar-100-python"
 PATTERNS = (f"{PYTHON}.tar.gz", f"{BINARY}.tar.gz", PYTHON, BINARY)
-FORMAT = 1  # of the cached arrays
-Read = Callable[[str], bytes]  # a file of the archive or folder, by its own name
+FORMAT = 1  # version of the cached arrays
+Read = Callable[[str], bytes]  # reads a file of the archive or folder by its name
 
 
 def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -42,11 +42,11 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], dict[st
 
             content = sorted((member.name, member.size, member.mtime) for member in members.values())
             while archive.fileobj is not None and archive.fileobj.read(1 << 20):
-                pass  # to the end, where the checksum of the whole is
+                pass  # read to the end, where the checksum of the archive is
             return _arrays(source, read, "train.bin" in members, repr(content), cache)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
         reason = " ".join(str(error).split())
-        raise HoldfastError(f"{source} cannot be read ({reason}); get it anew or correct data.path") from error
+        raise HoldfastError(f"{source} cannot be read ({reason}); download it again or correct data.path") from error
 
 
 def _from_folder(source: Path, cache: Path) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -91,7 +91,7 @@ def _names(source: Path, read: Read, binary: bool) -> tuple[str, ...]:
         meta = _table(source, read("meta"), "meta")
         names = [_text(name) for name in meta.get("fine_label_names", [])]
     if not names or len(set(names)) != len(names):
-        _unfit(source, "it names no classes, or one twice")
+        _unfit(source, "it names no classes, or names one twice")
     return tuple(names)
 
 
@@ -127,4 +127,4 @@ def _text(value: object) -> str:
 
 
 def _unfit(source: Path, what: str) -> NoReturn:
-    raise HoldfastError(f"{source} is not a whole CIFAR-100: {what}; get the archive anew or correct data.path")
+    raise HoldfastError(f"{source} is not a complete CIFAR-100: {what}; download it again or correct data.path")

@@ -1,4 +1,4 @@
-"""Turning an image file of any kind into square RGB pixels; training data and a user's own photos share it."""
+"""Turns an image file of any kind into square RGB pixels, for training data and for a user's own photos."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -10,11 +10,11 @@ from holdfast.errors import HoldfastError
 
 
 class BadImage(HoldfastError):
-    """A file that is there and is no image that can be read."""
+    """A file exists but cannot be read as an image."""
 
 
 def decode_image(file: BinaryIO | Path, size: int, name: str) -> np.ndarray:
-    """The centre square of the image, upright and resized: (3, size, size) uint8; `name` is what an error calls it."""
+    """The centre square of the image, upright and resized: (3, size, size) uint8; error messages call it `name`."""
     try:
         with Image.open(file) as image:
             image.load()

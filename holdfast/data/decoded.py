@@ -1,4 +1,4 @@
-"""Image files decoded into the cache: resumable after a kill, whatever their number, in little memory."""
+"""Decodes any number of image files into the cache, in little memory; a killed process can be resumed."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from holdfast.data.cache import Entry, Facts, Key, clear_errors, entry_of
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 
-FORMAT = 2  # of the cached arrays; a new number makes every cache anew
+FORMAT = 2  # version of the cached arrays; changing it rebuilds every cache
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def decoded(folder: Path, key: Key, place: Path, splits: Mapping[str, Split], si
                 labels = split.labels.copy()
                 for row, sentence in _decode(growing, name, place, split.files, size, f"{title}: {name} images"):
                     labels[row] = -1
-                    unreadable.append(sentence.encode("utf-8", "replace").decode())  # names may be no text
+                    unreadable.append(sentence.encode("utf-8", "replace").decode())  # file names may not be valid text
                 np.save(growing / f"{name}_labels.npy", labels, allow_pickle=False)
         for journal in growing.glob("*.jsonl"):
             journal.unlink()
@@ -47,8 +47,8 @@ def decoded(folder: Path, key: Key, place: Path, splits: Mapping[str, Split], si
 
 
 def _decode(growing: Path, name: str, place: Path, files: list[str], size: int, text: str) -> list[tuple[int, str]]:
-    """Decodes what a process before has not; the rows and sentences of all images that cannot be read."""
-    from holdfast.progress import progress_bar  # here, because the decoding processes need none and start sooner
+    """Decodes what earlier processes have not; returns row and error of all images that cannot be read."""
+    from holdfast.progress import progress_bar  # here, so that the decoding processes, which need none, start sooner
 
     target, journal = growing / f"{name}_images.npy", growing / f"{name}.jsonl"
     if decoding.make_room(target, len(files), size):
@@ -66,8 +66,8 @@ def _decode(growing: Path, name: str, place: Path, files: list[str], size: int, 
 
 
 def _journalled(journal: Path, target: Path, files: int, size: int) -> dict[int, decoding.Block]:
-    """The blocks that an earlier process finished and whose pixels are on disk as it wrote them; the journal is left
-    with these alone, because its last line may be cut short."""
+    """The blocks that an earlier process finished and whose pixels are on disk as written. The journal is rewritten
+    with only these, because its last line may be cut short."""
     found: dict[int, decoding.Block] = {}
     lines = journal.read_bytes().decode("utf-8", "replace").splitlines() if journal.exists() else []
     for line in lines:
@@ -87,10 +87,10 @@ def _line(block: decoding.Block) -> str:
 
 
 def _room_for(growing: Path, needed: int) -> None:
-    there = sum(file.stat().st_blocks * 512 for file in growing.iterdir())  # of an earlier, killed process
+    there = sum(file.stat().st_blocks * 512 for file in growing.iterdir())  # from an earlier, killed process
     free = shutil.disk_usage(growing).free
     if needed - there > free:
         raise HoldfastError(
-            f"the decoded images take {needed / 1e9:.1f} GB and {growing.parent} has room for "
-            f"{(free + there) / 1e9:.1f}; choose a smaller data.size, or set XDG_CACHE_HOME to a place with more"
+            f"the decoded images take {needed / 1e9:.1f} GB, but {growing.parent} has only "
+            f"{(free + there) / 1e9:.1f} GB free; choose a smaller data.size, or set XDG_CACHE_HOME to a larger disk"
         )

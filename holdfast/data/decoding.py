@@ -1,7 +1,7 @@
-"""Decoding many image files on all cores: each process reads its own files and writes straight into one file.
+"""Decodes many image files on all cores: each process reads its own files and writes directly into one shared file.
 
-Threads would not help: for most of a small image's time Pillow holds Python's lock. Blocks are written, not mapped, so
-that no process ever holds more than a block in memory."""
+Threads would not help: Pillow holds Python's global lock for most of the time a small image takes. Blocks are written,
+not memory-mapped, so that no process ever holds more than a block in memory."""
 
 import hashlib
 import io
@@ -22,8 +22,8 @@ import numpy as np
 from holdfast.data.decode import BadImage, decode_image
 from holdfast.errors import HoldfastError
 
-BLOCK = 250  # files that a process takes at a time
-FEW = 2_000  # files that one process has decoded before others have started
+BLOCK = 250  # files per block
+FEW = 2_000  # up to this many files one process is faster than starting several
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def decode_files(
     target: Path, place: Path, files: Sequence[str], size: int, done: Collection[int] = (), processes: int | None = None
 ) -> Iterator[Block]:
     """Writes the images of `files`, which lie in the zip file or below the folder `place`, into the .npy file `target`,
-    (N, 3, size, size) uint8, block by block, but for the blocks that begin at a number in `done`. An image that cannot
-    be read is black."""
+    (N, 3, size, size) uint8, block by block, except for the blocks whose start is in `done`. An image that cannot be
+    read is black."""
     blocks = (range(s, min(s + BLOCK, len(files))) for s in range(0, len(files), BLOCK) if s not in done)
     count = processes or (cores() if len(files) - BLOCK * len(done) > FEW else 1)
     if count > 1:
@@ -58,9 +58,9 @@ def decode_files(
 
 
 def make_room(target: Path, count: int, size: int) -> bool:
-    """An .npy file for so many images, unless it is there already; says whether it was made."""
+    """Creates an .npy file for `count` images unless it exists; returns whether it was created."""
     shape = (count, 3, size, size)
-    with suppress(OSError, ValueError, EOFError):  # not there, or cut short
+    with suppress(OSError, ValueError, EOFError):  # missing, or cut short
         if np.load(target, mmap_mode="r", allow_pickle=False).shape == shape:
             return False
     unfinished = target.with_suffix(".tmp")
@@ -70,7 +70,7 @@ def make_room(target: Path, count: int, size: int) -> bool:
 
 
 def block_digest(target: Path, start: int, count: int, size: int) -> str:
-    """The checksum of the pixels that the file holds there."""
+    """The checksum of the pixels of this block of the file."""
     with open(target, "rb") as file:
         file.seek(_offset(target) + start * 3 * size * size)
         return hashlib.sha256(file.read(count * 3 * size * size)).hexdigest()
@@ -112,7 +112,7 @@ def _shared_out(
 
 
 def _failure(answer: dict[str, Any]) -> Exception:
-    number = answer.get("number")  # of the operating system's complaint, such as a full disk
+    number = answer.get("number")  # the operating system's error number, for example for a full disk
     return HoldfastError(answer["error"]) if number is None else OSError(number, answer["error"])
 
 
@@ -158,15 +158,15 @@ class _Decoder:
     def _read(self, name: str) -> bytes:
         try:
             return self.archive.read(name) if self.archive else (self.place / name).read_bytes()
-        except OSError as error:  # nothing that the file is to be blamed for
+        except OSError as error:  # not the image file's fault
             file = f"{name} in {self.place}" if self.archive else str(self.place / name)
-            raise HoldfastError(f"{file} cannot be read ({error.strerror}); allow reading it, or replace it") from error
-        except Exception as error:  # bad checksum, bad compression, encryption, a file cut short: each its own type
-            raise BadImage(f"{name} in {self.place} cannot be read ({error}); get the archive anew") from error
+            raise HoldfastError(f"{file} cannot be read ({error.strerror}); make it readable, or replace it") from error
+        except Exception as error:  # bad checksum, bad compression, encryption, truncated file: each has its own type
+            raise BadImage(f"{name} in {self.place} cannot be read ({error}); download the archive again") from error
 
 
 def main(target: Path, place: Path, size: int) -> None:
-    """One of the processes: takes blocks from standard input, a line each, until there are no more."""
+    """A decoding process: takes blocks from standard input, one per line, until there are no more."""
     with _Decoder(target, place, size) as decoder:
         for line in sys.stdin:
             start, files = json.loads(line)
@@ -180,5 +180,5 @@ def main(target: Path, place: Path, size: int) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):  # whoever wanted the blocks has been killed
+    with suppress(BrokenPipeError):  # the parent process has been killed
         main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

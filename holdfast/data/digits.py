@@ -11,8 +11,8 @@ BRIGHTEST = 16  # the largest value of a pixel in scikit-learn's images
 
 
 def load(size: int) -> dict[str, np.ndarray]:
-    """Of each digit the first four fifths train, the rest test; images (N, 3, size, size) uint8."""
-    from sklearn.datasets import load_digits  # here, because it takes seconds that other data sets need not wait
+    """The first four fifths of each digit are for training, the rest for testing; images (N, 3, size, size) uint8."""
+    from sklearn.datasets import load_digits  # here, because the import takes seconds that only this data set needs
 
     digits = load_digits()
     by_class = [np.flatnonzero(digits.target == c) for c in range(len(CLASSES))]

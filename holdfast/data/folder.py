@@ -1,19 +1,20 @@
 """Anyone's images: train/<class>/... and test/<class>/..., or <class>/... alone, or clients/<client>/<class>/...
 
-In the last, federated form `arrivals.toml` may say in which round which classes reach which client:
+In the last, federated form a file `arrivals.toml` may say in which round which classes reach which client:
 
-    rounds = 24             # of the whole stream; plan.rounds after the last new class, if not given
+    rounds = 24             # in total; default: plan.rounds after the last new class
 
     [[arrival]]
-    round = 1               # the first is 1
+    round = 1               # rounds are counted from 1
     client = "north"
     classes = ["cat", "dog"]
 
-From then on these classes are the client's data, and what it had before is in its memory at most. A task begins in
-every round that brings a class which nobody has had before; play it with plan.growth=announce, so that the clients
-announce what is new. Without arrivals.toml the classes come in tasks as plan.tasks and plan.rounds say.
+From that round on these classes are the client's data; of its earlier data it keeps only the exemplars in its memory.
+A task begins in every round that brings a class that no client has had before. Run it with plan.growth=announce, so
+that the clients announce new classes. Without arrivals.toml the classes come in tasks, as set by plan.tasks and
+plan.rounds.
 
-A zip file of such a folder will do as well."""
+A zip file of such a folder works as well."""
 
 import tomllib
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Folder:
 
 
 def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> Folder:
-    """The decoded images. Where no test folder is, `test_share` of each class's images are drawn for it by `seed`."""
+    """The decoded images. Without a test folder, a random `test_share` of each class's images is taken, by `seed`."""
     with open_tree(source) as tree:
         first = {name.split("/")[0] for name in (*tree.names, *tree.folders) if "/" in name or name in tree.folders}
         _all_used(tree, first)
@@ -83,14 +84,14 @@ def load(source: Path, size: int, cache: Path, test_share: float, seed: int) -> 
 
 
 def _all_used(tree: Tree, first: set[str]) -> None:
-    """Images beside train/ or clients/ would be passed over without a word; a class may even be called "train"."""
+    """Raises an error for images beside train/ or clients/, which would be ignored; a class may be called "train"."""
     whole = next((part for part in ("clients", "train") if part in first), None)
     used = {whole, "test", "val"} if whole else first
     idle = sorted({name.split("/")[0] for name in tree.names if "/" in name and is_image(name)} - used)
     if idle:
         raise HoldfastError(
             f"{tree.where} has the folder {whole}/, and beside it {', '.join(idle[:5])}, which would not be used; "
-            f"move them into {whole}/ or test/, take them away, or rename {whole}/ if it is a class"
+            f"move them into {whole}/ or test/, remove them, or rename {whole}/ if it is a class"
         )
 
 
@@ -108,7 +109,7 @@ def _together(clients: dict[str, Classes]) -> Classes:
 
 
 def _drawn(source: Path, train: Classes, clients: dict[str, Classes], share: float, seed: int) -> Classes:
-    """Test images drawn from each class; from each client's part of it, where there are clients, but never its last."""
+    """Random test images of each class, or of each client's part of it, but never all of its images."""
     test: Classes = {}
     for name, files in train.items():
         parts = [mine[name] for mine in clients.values() if name in mine] or [files]
@@ -134,7 +135,7 @@ def _split(tree: Tree, names: tuple[str, ...], classes: Classes) -> Split:
 
 
 def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
-    """What arrivals.toml says, every word of it checked."""
+    """The content of arrivals.toml, validated."""
 
     def wrong(what: str) -> HoldfastError:
         return HoldfastError(f"{tree.where / ARRIVALS}: {what}")
@@ -144,7 +145,7 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
     except (ValueError, RecursionError) as error:
         raise wrong(f"this is not TOML ({error}); see 'holdfast data info folder'") from error
     if not clients:
-        raise wrong(f"there is no folder clients/ beside it; arrivals are of clients/<client>/<class>/ in {tree.where}")
+        raise wrong(f"there is no folder clients/ beside it; arrivals need clients/<client>/<class>/ in {tree.where}")
     for key in content.keys() - {"rounds", "arrival"}:
         raise wrong(f"unknown key {key!r}; it may hold rounds and [[arrival]] tables")
     table = content.get("arrival", [])
@@ -152,8 +153,8 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
         raise wrong("it has no [[arrival]] tables; see 'holdfast data info folder'")
     order = list(clients)
     merged: dict[tuple[int, int], list[str]] = {}
-    for number, one in enumerate(table, 1):
-        client, classes = _arrival(one, clients, f"{tree.where / ARRIVALS}: arrival {number}")
+    for place, one in enumerate(table, 1):
+        client, classes = _arrival(one, clients, f"{tree.where / ARRIVALS}: arrival {place}")
         merged.setdefault((one["round"] - 1, order.index(client)), []).extend(classes)
     arrived = {(order[client], name) for (_, client), names in merged.items() for name in names}
     for client, mine in clients.items():
@@ -161,12 +162,12 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
             if (client, name) not in arrived:
                 raise wrong(f"the class {name!r} of client {client!r} never arrives; add it or remove its folder")
     rounds = content.get("rounds")
-    last = max(number for number, _ in merged) + 1
+    last = max(round_index for round_index, _ in merged) + 1
     if rounds is not None and (type(rounds) is not int or not last <= rounds <= MOST):
         raise wrong(
-            f"rounds = {rounds!r}, and the last arrival is in round {last}; say from there to {MOST:,}, or nothing"
+            f"rounds = {rounds!r}, but the last arrival is in round {last}; use {last} to {MOST:,}, or leave it out"
         )
-    arrivals = sorted((number, client, tuple(dict.fromkeys(names))) for (number, client), names in merged.items())
+    arrivals = sorted((index, client, tuple(dict.fromkeys(names))) for (index, client), names in merged.items())
     return Stream(tuple(arrivals), rounds)
 
 
@@ -176,9 +177,9 @@ def _arrival(one: dict[str, Any], clients: dict[str, Classes], where: str) -> tu
 
     for key in one.keys() ^ {"round", "client", "classes"}:
         raise wrong(f"{'unknown key' if key in one else 'it lacks'} {key!r}; it has round, client and classes")
-    number, client, classes = one["round"], one["client"], one["classes"]
-    if type(number) is not int or not 1 <= number <= MOST:
-        raise wrong(f"round = {number!r} should be a whole number from 1 to {MOST:,}")
+    first, client, classes = one["round"], one["client"], one["classes"]
+    if type(first) is not int or not 1 <= first <= MOST:
+        raise wrong(f"round = {first!r} should be a whole number from 1 to {MOST:,}")
     client = readable(client) if isinstance(client, str) else client
     if not isinstance(client, str) or client not in clients:
         raise wrong(f"there is no client {client!r} in clients/; {nearest(str(client), clients)}")

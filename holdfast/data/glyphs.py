@@ -1,4 +1,4 @@
-"""glyphs: small colour images of characters, drawn from the fonts inside matplotlib, so that no download is needed."""
+"""glyphs: small colour images of characters, drawn with the fonts that matplotlib includes; needs no download."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError
 from holdfast.progress import track
 from holdfast.seeding import generator, shuffled
 
-# One of each group of look-alikes: as size, place and slant vary, there is O but no o or 0, 1 but no l or I, and so on.
+# One character per group of look-alikes: size, place and slant vary, so there is O but no o or 0, 1 but no l or I, etc.
 DIGITS = "123456789"
 LATIN = "ABCDEFGHJKLMNOPQRSTUVWXYZabdefhimntÆæŒƕƣǊɐɚɤɮʎʞʤʧʩʬʭꜨꜲꜴ"
 GREEK = "ͲͻΔΘΛΞΣΦΨΩαβδεζλμξπσωϑϖϗϡϣϧϪ"
@@ -67,22 +67,22 @@ MEAN = (0.23, 0.23, 0.23)
 STD = (0.21, 0.21, 0.21)
 
 OVERSAMPLING = 4  # drawn this much larger, then shrunk, for clean edges
-MARGIN = 0.03  # of the image's side, left free all round
-EXTENT = (0.5, 0.8)  # the longer side of the turned glyph, as a part of the image's side
+MARGIN = 0.03  # fraction of the image's side that is left free on each side
+EXTENT = (0.5, 0.8)  # the longer side of the rotated glyph, as a fraction of the image's side
 MAX_ANGLE = math.radians(15)
 # Light ink on dark paper, so that the black border of a random crop belongs to the paper; at least 0.3 apart.
 PAPER, INK, TINT = (0.0, 0.3), (0.6, 1.0), 0.15
 MAX_NOISE = 0.06
-MANY = 3000  # images that take long enough to deserve a progress bar
+MANY = 3000  # from this many images on, show a progress bar
 
 Arrays = dict[str, NDArray[Any]]
 Numbers = NDArray[np.float64]
 
 
 def class_characters(count: int, seed: int) -> list[str]:
-    """The characters of a set of `count` classes; a larger set begins with the smaller one."""
+    """The characters of a data set of `count` classes; a larger set starts with the characters of a smaller one."""
     if not 2 <= count <= len(CHARACTERS):
-        raise HoldfastError(f"glyphs has 2 to {len(CHARACTERS)} classes, not {count}; ask for a number in that range")
+        raise HoldfastError(f"glyphs has 2 to {len(CHARACTERS)} classes, not {count}; choose a number in that range")
     return shuffled(generator(seed, "glyphs", "order"), CHARACTERS)[:count]
 
 
@@ -107,29 +107,29 @@ def _with_bar(characters: list[str], per_class: int) -> Iterator[tuple[int, str]
     return track(numbered, "drawing glyphs", len(characters)) if many else iter(numbered)
 
 
-def _images_of(character: str, split: str, number: int, size: int, seed: int) -> NDArray[np.uint8]:
-    """(N, 3, S, S): the first `number` images of one character in one split."""
-    chance = generator(seed, "glyphs", character, split).random((number, 14))  # a row an image: more rows, same start
-    noise = generator(seed, "glyphs", character, split, "noise").standard_normal((number, 3, size, size), np.float32)
-    ink = np.stack([_place(character, size, row) for row in chance[:, :5]])  # (N, S, S), 1 where the glyph is
-    ink_colour, paper = _colours(chance[:, 5:13])  # (N, 3) each
+def _images_of(character: str, split: str, count: int, size: int, seed: int) -> NDArray[np.uint8]:
+    """(N, 3, S, S): the first `count` images of one character in one split."""
+    uniform = generator(seed, "glyphs", character, split).random((count, 14))  # one row per image, prefix-stable
+    noise = generator(seed, "glyphs", character, split, "noise").standard_normal((count, 3, size, size), np.float32)
+    ink = np.stack([_place(character, size, row) for row in uniform[:, :5]])  # (N, S, S), 1 where the glyph is
+    ink_colour, paper = _colours(uniform[:, 5:13])  # (N, 3) each
     pixels = paper[:, :, None, None] + ink[:, None] * (ink_colour - paper)[:, :, None, None]  # (N, 3, S, S)
-    pixels += noise * (MAX_NOISE * chance[:, 13, None, None, None]).astype(np.float32)
+    pixels += noise * (MAX_NOISE * uniform[:, 13, None, None, None]).astype(np.float32)
     return np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
 
 
-def _place(character: str, size: int, chance: Numbers) -> NDArray[np.float32]:
-    """(S, S): the glyph in a random face, turned, scaled and shifted, but wholly inside the image."""
+def _place(character: str, size: int, uniform: Numbers) -> NDArray[np.float32]:
+    """(S, S): the glyph in a random face, rotated, scaled and shifted, but entirely inside the image."""
     faces = faces_of(character)
-    mask = _mask(character, faces[int(chance[0] * len(faces))], size * OVERSAMPLING)
-    angle = _between((-MAX_ANGLE, MAX_ANGLE), chance[1])
+    mask = _mask(character, faces[int(uniform[0] * len(faces))], size * OVERSAMPLING)
+    angle = _between((-MAX_ANGLE, MAX_ANGLE), uniform[1])
     cos, sin = math.cos(angle), math.sin(angle)
-    width = mask.width * cos + mask.height * abs(sin)  # of the turned mask
+    width = mask.width * cos + mask.height * abs(sin)  # of the rotated mask
     height = mask.height * cos + mask.width * abs(sin)
     side = size * OVERSAMPLING
-    scale = side * _between(EXTENT, chance[2]) / max(width, height)
-    x = _centre(width * scale, side, chance[3])
-    y = _centre(height * scale, side, chance[4])
+    scale = side * _between(EXTENT, uniform[2]) / max(width, height)
+    x = _centre(width * scale, side, uniform[3])
+    y = _centre(height * scale, side, uniform[4])
     # From a point of the image back to the point of the mask that is seen there.
     a, b = cos / scale, sin / scale
     back = (a, b, mask.width / 2 - a * x - b * y, -b, a, mask.height / 2 + b * x - a * y)
@@ -137,21 +137,21 @@ def _place(character: str, size: int, chance: Numbers) -> NDArray[np.float32]:
     return np.asarray(placed.reduce(OVERSAMPLING)).astype(np.float32) / np.float32(255)
 
 
-def _centre(extent: float, side: int, chance: float) -> float:
+def _centre(extent: float, side: int, fraction: float) -> float:
     """Where the middle of something `extent` long may lie so that all of it is inside the margins."""
     reach = extent / 2 + MARGIN * side
-    return _between((reach, side - reach), chance)
+    return _between((reach, side - reach), fraction)
 
 
-def _between(bounds: tuple[float, float], chance: float) -> float:
-    return float(bounds[0] + (bounds[1] - bounds[0]) * chance)
+def _between(bounds: tuple[float, float], fraction: float) -> float:
+    return float(bounds[0] + (bounds[1] - bounds[0]) * fraction)
 
 
-def _colours(chance: Numbers) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _colours(uniform: Numbers) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(N, 3) ink and (N, 3) paper from (N, 8) numbers in [0, 1), both slightly tinted."""
-    tint = TINT * (2 * chance[:, :6].reshape(-1, 2, 3) - 1)
+    tint = TINT * (2 * uniform[:, :6].reshape(-1, 2, 3) - 1)
     tint -= tint.mean(2, keepdims=True)  # a tint moves the hue but not the contrast
-    grey = np.stack([INK[0] + (INK[1] - INK[0]) * chance[:, 6], PAPER[0] + (PAPER[1] - PAPER[0]) * chance[:, 7]], 1)
+    grey = np.stack([INK[0] + (INK[1] - INK[0]) * uniform[:, 6], PAPER[0] + (PAPER[1] - PAPER[0]) * uniform[:, 7]], 1)
     pair = np.clip(grey[:, :, None] + tint, 0, 1).astype(np.float32)  # (N, ink or paper, 3)
     return pair[:, 0], pair[:, 1]
 
@@ -161,7 +161,7 @@ def faces_of(character: str) -> list[str]:
     """The faces that have this character."""
     faces = [face for face in FACES if _charmap(face).get(ord(character), 0) != 0]  # glyph 0 is the empty box
     if not faces:
-        raise HoldfastError(f"the fonts of this matplotlib lack the character {character!r}; install matplotlib anew")
+        raise HoldfastError(f"the fonts of this matplotlib lack the character {character!r}; reinstall matplotlib")
     return faces
 
 
@@ -187,5 +187,5 @@ def _mask(character: str, face: str, height: int) -> Image.Image:
 
 @cache
 def _font(face: str, height: int) -> ImageFont.FreeTypeFont:
-    # The basic layout is in every build of Pillow, so that all of them draw the same.
+    # Every build of Pillow has the basic layout, so all of them draw the same.
     return ImageFont.truetype(str(_font_file(face)), height, layout_engine=ImageFont.Layout.BASIC)

@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012): class folders for training; validation in class folders, or flat with a file that maps it."""
+"""ImageNet (ILSVRC 2012): class folders for training; validation in class folders, or flat with a mapping file."""
 
 import io
 import re
@@ -20,7 +20,7 @@ PATTERNS = ("imagenet", "ILSVRC2012", "ILSVRC", "imagenet.zip")
 TRAIN_IMAGE = re.compile(r"(.*?)train/(n\d{8})/[^/]+")
 WNID = re.compile(r"n\d{8}")
 WORDS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
-# What the mapping is called: the contest's own (numbers, with meta.mat), Kaggle's, TensorFlow's and others'.
+# Names of mapping files: the contest's own (numbers, with meta.mat), Kaggle's, TensorFlow's and others'.
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 MAPPINGS = (
     "LOC_val_solution.csv",
@@ -74,37 +74,39 @@ def _validation(tree: Tree, top: str, wnids: list[str]) -> dict[str, list[str]]:
 
 
 def _mapped(tree: Tree, files: list[str]) -> dict[str, str]:
-    """The class of each validation image, as the mapping file says."""
+    """The class of each validation image, from the mapping file."""
     mapping = next((name for one in MAPPINGS for name in _called(tree, one)), None)
     if mapping is None:
-        _unfit(tree, f"its validation images lie flat and no file says their classes (one of {', '.join(MAPPINGS)})")
+        _unfit(tree, f"its validation images lie flat and no file gives their classes (one of {', '.join(MAPPINGS)})")
     lines = [line for line in tree.text(mapping).splitlines() if line.strip()]
     if mapping.endswith(GROUND_TRUTH):
         numbered = _numbered(tree)
         lines = [numbered.get(line.strip(), "") for line in lines]
-    found = [(line, match) for line in lines if (match := WNID.search(line))]  # a heading has none
+    found = [(line, match) for line in lines if (match := WNID.search(line))]  # a header line has none
     stems = {PurePosixPath(name).stem: name for name in files}
     named = {stems[s]: m[0] for line, m in found for s in re.split(r"[\s,./]+", line[: m.start()]) if s in stems}
-    if not named and len(found) == len(files):  # a class a line, in the order of the images' names
+    if not named and len(found) == len(files):  # one class per line, in the order of the images' names
         named = {name: match[0] for name, (_, match) in zip(files, found, strict=True)}
     for name in files:
         if name not in named:
-            _unfit(tree, f"{mapping} does not say the class of {name}")
+            _unfit(tree, f"{mapping} does not give the class of {name}")
     return {name: named[name] for name in files}
 
 
 def _numbered(tree: Tree) -> dict[str, str]:
     """The contest's own number of each class, from meta.mat."""
-    from scipy.io import loadmat  # here, because only this form of the data wants it
+    from scipy.io import loadmat  # here, because only this form of the data needs it
 
     name = next(iter(_called(tree, "meta.mat")), None)
     if name is None:
-        _unfit(tree, f"{GROUND_TRUTH} has numbers, and meta.mat, which says what they mean, is missing")
+        _unfit(tree, f"{GROUND_TRUTH} has numbers, but meta.mat, which explains them, is missing")
     try:
         synsets = loadmat(io.BytesIO(tree.read(name)), squeeze_me=True)["synsets"]
         return {str(int(one["ILSVRC2012_ID"])): str(one["WNID"]) for one in np.atleast_1d(synsets)}
     except Exception as error:  # the reader raises nearly any type on a broken file
-        raise HoldfastError(f"{name} in {tree.where} cannot be read ({error}); get the development kit anew") from error
+        raise HoldfastError(
+            f"{name} in {tree.where} cannot be read ({error}); download the development kit again"
+        ) from error
 
 
 def _called(tree: Tree, name: str) -> list[str]:
@@ -112,4 +114,4 @@ def _called(tree: Tree, name: str) -> list[str]:
 
 
 def _unfit(tree: Tree, what: str) -> NoReturn:
-    raise HoldfastError(f"{tree.where} is not a whole ImageNet: {what}; correct data.path or add what is missing")
+    raise HoldfastError(f"{tree.where} is not a complete ImageNet: {what}; correct data.path or add what is missing")

@@ -1,4 +1,4 @@
-"""ImageSet: uint8 images and labels, in memory or memory-mapped; DataSet: a training and a test set of one origin."""
+"""ImageSet: uint8 images and labels, in memory or memory-mapped; DataSet: a training set and a test set."""
 
 import hashlib
 import json
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 class Images:
-    """Some of the images of a file or a tensor, in an order of their own; only what is asked for is read."""
+    """A selection of the images of a file or a tensor, in any order; only the images that are needed are read."""
 
     def __init__(self, stored: Tensor, rows: Tensor | None = None, file: Path | None = None) -> None:
         self.stored = stored  # (M, 3, S, S) uint8
         self.rows = torch.arange(len(stored)) if rows is None else rows  # (N,)
-        self.file = file  # the .npy file that `stored` is mapped from
+        self.file = file  # the .npy file that `stored` is mapped from, if any
 
     @staticmethod
     def of(array: np.ndarray) -> "Images":
@@ -39,7 +39,7 @@ class Images:
         return Images(self.stored, self.rows[chosen], self.file)
 
     def lay_out(self, folder: Path, name: str) -> dict[str, str]:
-        """Makes sure that other processes can map the images; says from which file."""
+        """Makes sure that other processes can map the images; returns the file to map."""
         np.save(folder / f"{name}_rows.npy", self.rows.numpy(), allow_pickle=False)
         if self.file is None:
             np.save(folder / f"{name}_images.npy", self.stored.numpy(), allow_pickle=False)
@@ -47,18 +47,18 @@ class Images:
 
     @staticmethod
     def mapped(folder: Path, name: str, file: str) -> "Images":
-        # "c": a mapped array that one may write to, because torch wants to be able to
+        # "c" (copy on write): torch requires writable arrays
         images = Images.of(np.load(file, mmap_mode="c", allow_pickle=False))
         return images.take(torch.from_numpy(np.load(folder / f"{name}_rows.npy", allow_pickle=False)))
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images of one size with the index of each one's class."""
+    """Images of one size, each with the index of its class."""
 
     images: Images
     labels: Tensor  # (N,) int64, index into the data set's class names
-    owners: Tensor | None = None  # (N,) int64, index into the data set's clients, where the data say whose they are
+    owners: Tensor | None = None  # (N,) int64, index into the data set's clients, if the images have owners
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,8 +89,8 @@ class ImageSet:
         return ImageSet(self.images.take(rows), self.labels[rows], owners)
 
     def select(self, classes: list[int], per_class: int | None) -> "ImageSet":
-        """The first `per_class` images of each of `classes`, which become classes 0, 1, 2, ...; of each client, where
-        the data say whose they are."""
+        """The first `per_class` images of each of `classes`, which become classes 0, 1, 2, ...; per client if the
+        images have owners."""
         rows = [self._first(self.by_class[c], per_class) for c in classes]
         labels = [torch.full((len(r),), i, dtype=torch.int64) for i, r in enumerate(rows)]
         return replace(self.take(torch.cat(rows)), labels=torch.cat(labels))
@@ -98,15 +98,15 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Stream:
-    """When classes reach the clients of a federated folder: (round from 0, client, classes by name), and how long."""
+    """When classes reach the clients of a federated folder: (round from 0, client, class names), and its length."""
 
     arrivals: tuple[tuple[int, int, tuple[str, ...]], ...]
-    rounds: int | None  # of the whole stream, if it says so
+    rounds: int | None  # in total, if given
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a source delivers: class names, a training set, a test set, and how its pixels want to be treated."""
+    """What a source provides: class names, a training set, a test set, and how to normalise and augment its images."""
 
     name: str
     classes: tuple[str, ...]
@@ -114,10 +114,10 @@ class DataSet:
     test: ImageSet
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    flip: bool  # may an image be mirrored and still be of its class?
-    clients: tuple[str, ...] = ()  # where the data say whose images they are
+    flip: bool  # is a mirrored image still of its class?
+    clients: tuple[str, ...] = ()  # names, if the images have owners
     stream: Stream | None = None
-    unreadable: tuple[str, ...] = field(default=(), compare=False)  # files that were left out
+    unreadable: tuple[str, ...] = field(default=(), compare=False)  # files that were skipped
 
     @property
     def size(self) -> int:
@@ -125,13 +125,13 @@ class DataSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all images, labels and owners, and of the stream; for images in the cache, its name stands for them."""
+        """A hash of all images, labels and owners, and of the stream; cached images count by their entry's name."""
         digest = hashlib.sha256(repr((self.classes, self.clients, self.stream)).encode("utf-8", "surrogateescape"))
         for part in (self.train, self.test):
             file = part.images.file
             digest.update(f"{file.parent.name}/{file.name}".encode() if file else part.images.stored.numpy().tobytes())
-            for numbers in (part.images.rows, part.labels, part.owners):
-                digest.update(b"" if numbers is None else numbers.numpy().tobytes())
+            for indices in (part.images.rows, part.labels, part.owners):
+                digest.update(b"" if indices is None else indices.numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def lay_out(self, folder: Path) -> None:
@@ -148,11 +148,11 @@ class DataSet:
 
     @staticmethod
     def mapped(folder: Path) -> "DataSet":
-        """The data set that was laid out there; its images are in memory once, whoever maps them."""
+        """The data set that was laid out there; all processes that map it share its images in memory."""
         facts = json.loads((folder / "data.json").read_bytes())
         owners = torch.from_numpy(np.load(folder / "owners.npy")) if (folder / "owners.npy").exists() else None
         stream = facts["stream"] and Stream(
-            tuple((number, client, tuple(classes)) for number, client, classes in facts["stream"]["arrivals"]),
+            tuple((index, client, tuple(classes)) for index, client, classes in facts["stream"]["arrivals"]),
             facts["stream"]["rounds"],
         )
 

@@ -1,4 +1,4 @@
-"""MiniImageNet: 100 class folders of 600 images, three folders of classes put together, or lists of images."""
+"""MiniImageNet: 100 class folders of 600 images, the three folders of few-shot learning, or lists of images."""
 
 import csv
 from pathlib import Path
@@ -15,18 +15,18 @@ STD = (0.280, 0.271, 0.285)
 
 PATTERNS = ("mini-imagenet", "mini-imagenet.zip", "miniImageNet", "miniImageNet.zip", "mini_imagenet", "miniimagenet")
 PARTS = ("train", "val", "test")  # of few-shot learning: different classes, not different images
-TRAIN, ALL = 500, 600  # images of a class
+TRAIN, ALL = 500, 600  # images per class
 
 
 def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], Entry]:
-    """Class names, and the decoded images; of each class the first five sixths by name (500 of 600) are to train on."""
+    """Class names, and the decoded images; the first five sixths of each class by name (500 of 600) are to train on."""
     with open_tree(source) as tree:
         classes = _classes(tree)
         files: dict[str, list[str]] = {"train": [], "test": []}
         labels: dict[str, list[int]] = {"train": [], "test": []}
         for label, (name, images) in enumerate(classes.items()):
             if len(images) < 2:
-                raise HoldfastError(f"the class {name!r} of {source} has one image; it needs some to train and to test")
+                raise HoldfastError(f"the class {name!r} of {source} has one image; add more, to train and to test")
             cut = min(max(1, len(images) * TRAIN // ALL), len(images) - 1)
             for split, part in (("train", images[:cut]), ("test", images[cut:])):
                 files[split] += part
@@ -55,7 +55,7 @@ def _classes(tree: Tree) -> dict[str, list[str]]:
 
 
 def _listed(tree: Tree, files: list[str]) -> dict[str, list[str]]:
-    """The form with all images in one folder, and files of lines of name and class."""
+    """The form with all images in one folder, and CSV files that list image names and classes."""
     there, seen, classes = set(tree.names), set[str](), dict[str, list[str]]()
     for file in files:
         rows = csv.DictReader(tree.text(file).splitlines())
@@ -64,11 +64,11 @@ def _listed(tree: Tree, files: list[str]) -> dict[str, list[str]]:
         for row in rows:
             name, label = f"images/{row['filename']}", row["label"]
             if not label or name not in there:
-                raise HoldfastError(f"{file} in {tree.where} names {name!r}, which is not there, or no class for it")
+                raise HoldfastError(f"{file} in {tree.where} names {name!r}, which is not there, or gives no class")
             if name in seen:
-                raise HoldfastError(f"{file} in {tree.where} names {name!r} a second time; leave it in one place")
+                raise HoldfastError(f"{file} in {tree.where} names {name!r} a second time; keep only one of the lines")
             seen.add(name)
             classes.setdefault(label, []).append(name)
     if not classes:
-        raise HoldfastError(f"{', '.join(files)} in {tree.where} name no images; get them anew")
+        raise HoldfastError(f"{', '.join(files)} in {tree.where} name no images; download them again")
     return {label: sorted(names) for label, names in sorted(classes.items())}

@@ -1,4 +1,4 @@
-"""Getting a data set onto this machine: downloaded, resumable and checked, or imported from a local file or folder."""
+"""Puts a data set onto this machine: a resumable, verified download, or an import of a local file or folder."""
 
 import fcntl
 import http.client
@@ -20,7 +20,7 @@ TIMEOUT = 60  # seconds without a byte
 
 
 def download(wanted: Download, root: Path) -> Path:
-    """The file, whole and checked, in `root`; a part that an earlier attempt left is gone on with."""
+    """Downloads a file into `root` and verifies it; continues a part that an earlier attempt left behind."""
     target = root / wanted.file
     if target.exists():
         check_file(target, wanted)
@@ -30,17 +30,17 @@ def download(wanted: Download, root: Path) -> Path:
     try:
         gate = root / f".{wanted.file}.lock"
         with open(gate, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two at once would write into one file
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two processes would write into the same file
             if target.exists():
                 return target
             _fetch(wanted, part)
             check_file(part, wanted)
             os.replace(part, target)
-            gate.unlink(missing_ok=True)  # whoever waits at it finds the file
+            gate.unlink(missing_ok=True)  # processes that wait for it find the file
     except (OSError, http.client.HTTPException) as error:
         reason = " ".join(str(getattr(error, "reason", None) or error).split())
         raise HoldfastError(
-            f"{wanted.url} cannot be downloaded ({reason}); run the same command again to go on, or download it "
+            f"{wanted.url} cannot be downloaded ({reason}); run the same command again to continue, or download it "
             "yourself and import it with --from"
         ) from error
     sync_folder(root)
@@ -53,7 +53,7 @@ def _fetch(wanted: Download, part: Path) -> None:
         return
     request = urllib.request.Request(wanted.url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, progress_bar() as bar:
-        goes_on = answer.status == 206  # a server that knows no parts sends everything again
+        goes_on = answer.status == 206  # a server without range requests sends everything again
         task = bar.add_task(wanted.file, total=wanted.bytes, completed=there if goes_on else 0)
         with open(part, "ab" if goes_on else "wb") as file:
             while chunk := answer.read(CHUNK):
@@ -66,7 +66,7 @@ def _fetch(wanted: Download, part: Path) -> None:
 
 
 def torn_member(place: Path) -> str | None:
-    """The first file of a zip file that does not have its checksum."""
+    """The first member of a zip file that does not match its checksum; None if all do."""
     if not zipfile.is_zipfile(place):
         return None
     with zipfile.ZipFile(place) as archive, progress_bar() as bar:
@@ -77,14 +77,14 @@ def torn_member(place: Path) -> str | None:
                 with archive.open(info) as file:
                     while file.read(CHUNK):
                         pass
-            except Exception:  # bad checksum, bad compression, encryption, a file cut short: each its own type
+            except Exception:  # bad checksum, bad compression, encryption, truncated file: each has its own type
                 return info.filename
             bar.advance(task)
     return None
 
 
 def check_file(file: Path, wanted: Download) -> None:
-    """Is it the published file, to the bit?"""
+    """Raises HoldfastError unless this is exactly the published file."""
     found = sha256_of(file)
     if found != wanted.sha256:
         raise HoldfastError(
@@ -106,7 +106,7 @@ def import_local(source: Source, given: Path, root: Path, check: Callable[[Path]
     if target.exists():
         if target.samefile(given):
             return target
-        raise HoldfastError(f"{target} is there already; remove it first to import another")
+        raise HoldfastError(f"{target} exists already; remove it first to import another")
     try:
         if given.is_dir():
             target.symlink_to(given.resolve(), target_is_directory=True)
@@ -115,17 +115,17 @@ def import_local(source: Source, given: Path, root: Path, check: Callable[[Path]
             shutil.copyfile(given, part)
             os.replace(part, target)
     except OSError as error:
-        raise HoldfastError(f"cannot write {target}: {error.strerror}; make room or choose another place") from error
+        raise HoldfastError(f"cannot write {target}: {error.strerror}; free space or choose another place") from error
     return target
 
 
 def _name_for(source: Source, given: Path) -> str:
-    """The usual name of a folder or of an archive of this kind."""
+    """The usual name of a folder or an archive of this data set."""
     ending = "" if given.is_dir() else "".join(given.suffixes[-2:]) if given.suffix == ".gz" else given.suffix
     for pattern in source.patterns:
         if "*" not in pattern and (pattern.endswith(ending) if ending else "." not in pattern):
             return pattern
-    raise HoldfastError(f"{given} is not a form in which {source.title} comes: {', '.join(source.patterns)}")
+    raise HoldfastError(f"{given} is not a known form of {source.title}: {', '.join(source.patterns)}")
 
 
 def _folder(root: Path) -> None:
@@ -133,5 +133,5 @@ def _folder(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HoldfastError(
-            f"cannot make the folder {root} ({error.strerror}); set HOLDFAST_DATA to another"
+            f"cannot make the folder {root} ({error.strerror}); set HOLDFAST_DATA to another one"
         ) from error

@@ -19,21 +19,21 @@ class DataSettings:
     )
     first_class: Annotated[int, Field(ge=0, le=100_000)] = setting(0, "leave out the classes before this one")
     train_per_class: Count | None = setting(
-        None, "only the first so many training images of a class; in a federated folder, of each client"
+        None, "use only the first so many training images per class; in a federated folder, per class and client"
     )
-    test_per_class: Count | None = setting(None, "only the first so many test images of a class")
+    test_per_class: Count | None = setting(None, "use only the first so many test images per class")
     size: Annotated[int, Field(ge=16, le=512)] | None = setting(
-        None, "image side in pixels; the data set's own, if not given"
+        None, "image side in pixels; the data set's own if not given"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(
-        0, "of generated data: which characters, and how they are drawn; of folders: which images are for testing"
+        0, "seed of the data; glyphs: which characters, and how they are drawn; folder: which images are for testing"
     )
     test_share: Annotated[float, Field(gt=0, lt=1)] | None = setting(
-        None, "of a folder without test images: the part of each class that is drawn for testing; 0.2 if not given"
+        None, "folder without test images: the fraction of each class that is used for testing; 0.2 if not given"
     )
     flip: bool | None = setting(
-        None, "may images be mirrored? the data set's own, if not given; not those of one's own folders"
+        None, "allow mirrored images; the data set's own choice if not given, which is false for a folder"
     )
     corrupt: Literal["fail", "skip"] | None = setting(
-        None, "images that cannot be read: fail (name them and stop), or skip (name them and go on); fail if not given"
+        None, "images that cannot be read: fail (name them and stop) or skip (name them and continue); default: fail"
     )

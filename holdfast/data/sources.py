@@ -1,4 +1,4 @@
-"""SOURCES: where images come from, an explicit table, name -> source."""
+"""SOURCES: the table of data sets, name -> source."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ from holdfast.data.images import DataSet, Images, ImageSet
 from holdfast.data.settings import DataSettings
 from holdfast.errors import HoldfastError, nearest
 
-NAMED = 5  # unreadable files that a message names
+NAMED = 5  # unreadable files listed in a message
 
 
 @dataclass(frozen=True)
 class Download:
-    """A file that may be fetched, and what it must be."""
+    """A file that can be downloaded, with its size and checksum."""
 
     url: str
     file: str
@@ -30,28 +30,28 @@ class Download:
 
 @dataclass(frozen=True)
 class Source:
-    """One data set: what it is, what its settings are if not given, how it is read, and how one comes by it."""
+    """One data set: what it is, the defaults of its settings, how it is read, and how to get it."""
 
     title: str
     about: str
     defaults: Mapping[str, Any]
     load: "Callable[[DataSettings], DataSet]"
-    patterns: tuple[str, ...] = ()  # what it is called below the data root; none: it needs no file
-    origin: str = "made here"
+    patterns: tuple[str, ...] = ()  # file names below the data root; empty: it needs no file
+    origin: str = "generated"
     licence: str = "none needed"
-    official: str = ""  # what a whole one has
+    official: str = ""  # what the complete data set has
     download: Download | None = None
-    obtain: str = ""  # how to get what may not be downloaded
+    obtain: str = ""  # how to get a data set that cannot be downloaded directly
 
 
 def data_root() -> Path:
-    """The folder with the user's data sets: $HOLDFAST_DATA, or a place beside the cache."""
+    """The folder with the user's data sets: $HOLDFAST_DATA, or a folder inside the cache."""
     root = os.environ.get("HOLDFAST_DATA")
     return Path(root).expanduser() if root else cache_folder() / "data"
 
 
 def source_of(name: str) -> Source:
-    """The source of a data set's name, which for one's own images has their place in it: folder:<path>."""
+    """The source with this name; the name of a user's own images contains their path: folder:<path>."""
     kind = name.partition(":")[0] if name.startswith("folder:") else name
     if kind not in SOURCES:
         raise HoldfastError(f"unknown data set {name!r}; {nearest(name, [*SOURCES, 'folder:<path>'])}")
@@ -62,9 +62,9 @@ def load_data(settings: DataSettings) -> DataSet:
     """The part of the data set that the settings ask for."""
     source = source_of(settings.name)
     if settings.path and not source.patterns:
-        raise HoldfastError(f"data.path={settings.path!r} is of no use to {settings.name}; leave it out")
+        raise HoldfastError(f"data.path={settings.path!r} has no effect for {settings.name}; leave it out")
     if settings.test_share and "test_share" not in source.defaults:
-        raise HoldfastError(f"{settings.name} has test images of its own; leave data.test_share out")
+        raise HoldfastError(f"{settings.name} has its own test images; leave data.test_share out")
     data = source.load(settings)
     if data.unreadable:
         _complain(settings, data)
@@ -80,8 +80,8 @@ def load_data(settings: DataSettings) -> DataSet:
 
 
 def _complain(settings: DataSettings, data: DataSet) -> None:
-    """Images that cannot be read are an error, or left out, as the settings say; in each case they are named."""
-    from rich.console import Console  # here, because decoding processes need none and start sooner
+    """Names the images that cannot be read: in an error, or in a warning if the settings allow to skip them."""
+    from rich.console import Console  # here, so that the decoding processes, which need none, start sooner
 
     count, total = len(data.unreadable), len(data.train) + len(data.test) + len(data.unreadable)
     named = "; ".join(sentence.split(";")[0] for sentence in data.unreadable[:NAMED])
@@ -91,7 +91,7 @@ def _complain(settings: DataSettings, data: DataSet) -> None:
             f"{count} of {total} images cannot be used: {named}{more}; replace or remove them, or set data.corrupt=skip"
         )
     Console(stderr=True).print(
-        f"{count} of {total} images are left out: {named}{more}",
+        f"{count} of {total} images are skipped: {named}{more}",
         style="yellow",
         highlight=False,
         soft_wrap=True,
@@ -101,7 +101,7 @@ def _complain(settings: DataSettings, data: DataSet) -> None:
     for kind, part in (("training", data.train), ("test", data.test)):
         for c, name in enumerate(data.classes):
             if c not in part.by_class:
-                raise HoldfastError(f"no {kind} image of the class {name!r} can be read; replace them or leave it out")
+                raise HoldfastError(f"no {kind} image of the class {name!r} can be read; replace them or drop it")
 
 
 def _dataset(name: str, classes: tuple[str, ...], arrays: Mapping[str, np.ndarray], module: Any, flip: bool) -> DataSet:
@@ -113,13 +113,13 @@ def _dataset(name: str, classes: tuple[str, ...], arrays: Mapping[str, np.ndarra
 
 
 def _decoded(name: str, classes: tuple[str, ...], entry: Entry, module: Any, flip: bool) -> DataSet:
-    """Of images that were decoded from files, some of which may be unreadable."""
+    """A data set of decoded files, some of which may be unreadable."""
     data = _dataset(name, classes, entry.arrays, module, flip)
     return replace(data, unreadable=tuple(entry.facts["unreadable"]))
 
 
 def _readable(data: DataSet) -> DataSet:
-    """Without the images that have no label because they could not be read."""
+    """The data set without unreadable images, which have the label -1."""
     if not data.unreadable:
         return data
     train, test = (part.take(torch.nonzero(part.labels >= 0)[:, 0]) for part in (data.train, data.test))
@@ -127,7 +127,7 @@ def _readable(data: DataSet) -> DataSet:
 
 
 def _glyphs(settings: DataSettings) -> DataSet:
-    # The defaults make these three numbers; a glyph set has as many classes as one asks for.
+    # The defaults ensure that none of these is None; glyphs has as many classes as are requested.
     count = (settings.classes or 0) + settings.first_class
     train, test, size = settings.train_per_class or 0, settings.test_per_class or 0, settings.size or 0
     names = tuple(glyphs.class_characters(count, settings.seed))
@@ -162,7 +162,7 @@ def _from_files(module: Any) -> "Callable[[DataSettings], DataSet]":
 
 
 def _folder(settings: DataSettings) -> DataSet:
-    share = settings.test_share or 0.0  # the default makes it a number
+    share = settings.test_share or 0.0  # the default ensures that it is not None
     found = folder.load(place_of(settings), settings.size or 0, cache_folder(), share, settings.seed)
     data = _decoded(settings.name, found.names, found.entry, folder, flip=False)
     data = replace(data, clients=found.clients, stream=found.stream)
@@ -176,14 +176,14 @@ def place_of(settings: DataSettings) -> Path:
     source = source_of(settings.name)
     path = settings.name.partition(":")[2] or settings.path
     if settings.name == "folder" and path is None:
-        raise HoldfastError("nothing says where the images are; use --dataset folder:<path>, or set data.path")
+        raise HoldfastError("the path of the images is missing; use --dataset folder:<path>, or set data.path")
     return tree.find(source.title, path, data_root(), source.patterns, settings.name)
 
 
 SOURCES: dict[str, Source] = {
     "glyphs": Source(
         "Glyphs",
-        "characters drawn from the fonts inside matplotlib; needs no download",
+        "characters drawn with the fonts that matplotlib includes; needs no download",
         {"classes": 25, "train_per_class": 100, "test_per_class": 40, "size": 32},
         _glyphs,
         licence="the fonts' own (Bitstream Vera and DejaVu, STIX): free to use",
@@ -252,12 +252,12 @@ SOURCES: dict[str, Source] = {
     ),
     "folder": Source(
         "image folder",
-        "one's own images: folder:<path> with train/<class>/ and test/<class>/, <class>/, or clients/<client>/<class>/",
+        "your own images: folder:<path> with train/<class>/ and test/<class>/, <class>/, or clients/<client>/<class>/",
         {"size": 64, "test_share": 0.2},
         _folder,
         patterns=("folder",),
         origin="yours",
         licence="yours",
-        obtain="give the place of your images: folder:<path>",
+        obtain="give the path of your images: folder:<path>",
     ),
 }

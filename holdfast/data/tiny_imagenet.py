@@ -38,7 +38,7 @@ def read_wnids(tree: Tree) -> list[str]:
 
 
 def train_split(tree: Tree, wnids: list[str]) -> Split:
-    """Every class's training images by ascending number, class after class."""
+    """The training images, class by class, each class sorted by image number."""
     numbered: dict[str, list[tuple[int, str]]] = {wnid: [] for wnid in wnids}
     for name in tree.names:
         if (match := TRAIN_IMAGE.fullmatch(name)) and match[1] in numbered:
@@ -76,4 +76,6 @@ def _text(tree: Tree, name: str) -> str:
 
 
 def _unfit(tree: Tree, what: str) -> NoReturn:
-    raise HoldfastError(f"{tree.where} is not a whole TinyImageNet: {what}; get {TOP}.zip anew or correct data.path")
+    raise HoldfastError(
+        f"{tree.where} is not a complete TinyImageNet: {what}; download {TOP}.zip again or correct data.path"
+    )

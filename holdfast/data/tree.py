@@ -1,4 +1,4 @@
-"""The files of a data set, whether they lie in a folder or in a zip file, and the classes that its folders are."""
+"""The files of a data set in a folder or a zip file, and its class folders."""
 
 import hashlib
 import os
@@ -15,18 +15,18 @@ from holdfast.errors import HoldfastError
 
 LAYOUT = {"train", "test", "val", "clients"}  # folders that are not classes
 SUFFIXES = {".jpg", ".jpeg", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-# Kinds that nothing here can decode: counted as images that cannot be read, for left out without a word a client would
-# teach less.
+# Formats that cannot be decoded here. They count as unreadable images, because skipping them silently would leave a
+# client with less data than its owner expects.
 SUFFIXES |= {".heic", ".heif", ".avif", ".jxl", ".svg", ".dcm", ".nii", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
-Listed = tuple[str, int, int]  # name, size, and time of change or checksum
+Listed = tuple[str, int, int]  # name, size, and modification time or checksum
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Files by their names below the data set's own top folder."""
+    """The files of a data set, by their names below its top folder."""
 
     where: Path
-    stamps: Mapping[str, tuple[int, int]]  # of each file: its size, and its time of change or checksum
+    stamps: Mapping[str, tuple[int, int]]  # per file: its size, and its modification time or checksum
     names: tuple[str, ...]  # sorted, so that nothing depends on the file system
     folders: frozenset[str]
     read: Callable[[str], bytes]
@@ -34,7 +34,7 @@ class Tree:
     prefix: str  # of the names in a zip file
 
     def identity(self, splits: Mapping[str, Split]) -> str:
-        """Of these images and their labels; changes whenever one of them does, and with nothing else."""
+        """A hash of these images and their labels; it changes if one of them does, and only then."""
         digest = hashlib.sha256()
         for name, split in splits.items():
             for file, label in zip(split.files, split.labels.tolist(), strict=True):
@@ -43,25 +43,25 @@ class Tree:
         return digest.hexdigest()
 
     def inside(self, files: Sequence[str]) -> list[str]:
-        """The names by which `place` has these files."""
+        """The names of these files inside `place`."""
         return [self.prefix + name for name in files]
 
     def text(self, name: str) -> str:
         try:
             return self.read(name).decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise HoldfastError(f"{name} in {self.where} is not UTF-8 text; get the data set anew") from error
+            raise HoldfastError(f"{name} in {self.where} is not UTF-8 text; download the data set again") from error
 
 
 def find(title: str, path: str | None, root: Path, patterns: Iterable[str], name: str) -> Path:
-    """Where a data set is: at `path`, or whatever in `root` has a name of these patterns, the first one first."""
+    """Where a data set is: at `path`, or the first file or folder in `root` that matches one of the patterns."""
     if path is not None:
         if path != path.encode("utf-8", "replace").decode():
-            raise HoldfastError(f"the path {path!a} is not UTF-8 text, so no config can hold it; rename the folder")
+            raise HoldfastError(f"the path {path!a} is not UTF-8 text, so no config can contain it; rename the folder")
         place = Path(path).expanduser()
         if os.path.exists(place):
             return place
-        here = "" if place.is_absolute() else f" (seen from {Path.cwd()})"
+        here = "" if place.is_absolute() else f" (relative to {Path.cwd()})"
         raise HoldfastError(f"there is no {title} at {path}{here}; set data.path to its archive or folder")
     wanted = list(patterns)
     for pattern in wanted:
@@ -75,8 +75,8 @@ def find(title: str, path: str | None, root: Path, patterns: Iterable[str], name
 
 @contextmanager
 def open_tree(path: Path, top: str = "", mark: str | None = None) -> Iterator[Tree]:
-    """The files behind `path`, a zip file or a folder; those below a folder called `top` in it, if it has one. A folder
-    without a file called `mark` is some other folder, which may be endless, and is not looked through."""
+    """The files behind `path`, a zip file or a folder; those below its folder `top`, if it has one. A folder
+    without the file `mark` is some other folder, perhaps a huge one, and is not listed."""
     if os.path.isdir(path):
         yield _folder(path, top, mark)
         return
@@ -84,7 +84,7 @@ def open_tree(path: Path, top: str = "", mark: str | None = None) -> Iterator[Tr
         archive = zipfile.ZipFile(path)
     except Exception as error:  # a damaged directory raises nearly any type
         reason = error.strerror if isinstance(error, OSError) else "damaged, or neither a folder nor a zip file"
-        raise HoldfastError(f"{path} cannot be opened ({reason}); get it anew or correct data.path") from error
+        raise HoldfastError(f"{path} cannot be opened ({reason}); download it again or correct data.path") from error
     with archive:
         yield _zip(path, archive, top)
 
@@ -97,8 +97,8 @@ def _zip(path: Path, archive: zipfile.ZipFile, top: str) -> Tree:
     def read(name: str) -> bytes:
         try:
             return archive.read(known[name])
-        except Exception as error:  # bad checksum, bad compression, encryption, a file cut short: each its own type
-            raise HoldfastError(f"{name} in {path} cannot be read ({error}); get the archive anew") from error
+        except Exception as error:  # bad checksum, bad compression, encryption, truncated file: each has its own type
+            raise HoldfastError(f"{name} in {path} cannot be read ({error}); download the archive again") from error
 
     names = tuple(sorted(name for name, info in known.items() if not info.is_dir()))
     folders = {name.rstrip("/") for name, info in known.items() if info.is_dir()}
@@ -107,12 +107,12 @@ def _zip(path: Path, archive: zipfile.ZipFile, top: str) -> Tree:
 
 
 def _hidden(name: str) -> bool:
-    """Not part of the data: what systems leave in archives and folders."""
+    """Is this a file that operating systems leave in archives and folders, not data?"""
     return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))
 
 
 def _wrapping(infos: Sequence[zipfile.ZipInfo]) -> str:
-    """The folder that a zip file has everything in, if there are folders in that again."""
+    """The top folder that contains everything in a zip file, if that folder contains folders itself."""
     first = {info.filename.split("/")[0] for info in infos}
     deep = all(info.filename.count("/") > 1 for info in infos if not info.is_dir())
     return f"{first.pop()}/" if len(first) == 1 and deep and not first & LAYOUT else ""
@@ -137,10 +137,10 @@ def _folder(path: Path, top: str, mark: str | None) -> Tree:
 
 
 def _below(top: Path) -> Iterator[Listed]:
-    """Every file, and every folder with size -1; links are followed, but not in circles."""
+    """Every file, and every folder with size -1; follows links, but not in circles."""
     here = os.stat(top)
     inside: tuple[tuple[int, int], ...] = ((here.st_dev, here.st_ino),)
-    waiting = [("", inside)]  # folders to look into, each with those that it lies in
+    waiting = [("", inside)]  # folders still to list, each with its parents
     while waiting:
         name, above = waiting.pop()
         with os.scandir(top / name) as entries:
@@ -152,29 +152,29 @@ def _below(top: Path) -> Iterator[Listed]:
                     stat = entry.stat()
                 except OSError as error:
                     raise HoldfastError(
-                        f"{top / inner} is a link that leads nowhere or in a circle ({error.strerror}); remove it"
+                        f"{top / inner} is a broken or circular link ({error.strerror}); remove it"
                     ) from error
-                if entry.is_file():  # no pipe to wait at
+                if entry.is_file():  # not a pipe, which would block
                     yield inner, stat.st_size, stat.st_mtime_ns
                 elif entry.is_dir():
                     identity = (stat.st_dev, stat.st_ino)
                     if identity in above:
-                        raise HoldfastError(f"{top / inner} is a link to a folder that it lies in; remove it")
+                        raise HoldfastError(f"{top / inner} is a link to one of its own parent folders; remove it")
                     yield inner, -1, 0
                     waiting.append((inner, (*above, identity)))
 
 
 def readable(name: str) -> str:
-    """A name as people compare it: composed letters, no blanks around it."""
+    """A name in the form used for comparison: composed letters (NFC), no surrounding blanks."""
     return unicodedata.normalize("NFC", name).strip()
 
 
 def is_image(name: str) -> bool:
-    return PurePosixPath(name.lower().removesuffix(".gz")).suffix in SUFFIXES  # NIfTI is mostly packed
+    return PurePosixPath(name.lower().removesuffix(".gz")).suffix in SUFFIXES  # NIfTI files are mostly compressed
 
 
 def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
-    """The image files of each class, which is a folder directly below `below`, by the class's name; all sorted."""
+    """The image files per class name; every folder directly below `below` is a class; all sorted."""
     start = len(below)
     folders = {name[start:].split("/")[0] for name in tree.folders if name.startswith(below) and len(name) > start}
     files: dict[str, list[str]] = {name: [] for name in folders}
@@ -191,7 +191,7 @@ def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
         if name != name.encode("utf-8", "replace").decode():
             raise HoldfastError(f"the name of the folder {str(where)!a} is not UTF-8 text; rename it")
         if name in classes:
-            raise HoldfastError(f"{where} is a second folder of the class {name!r}; put them together or rename one")
+            raise HoldfastError(f"{where} is a second folder of the class {name!r}; merge them or rename one")
         if not files[folder]:
             raise HoldfastError(f"the class {name!r} has no images in {where}; add some or remove the folder")
         classes[name] = files[folder]
@@ -199,5 +199,5 @@ def class_folders(tree: Tree, below: str = "") -> dict[str, list[str]]:
 
 
 def _unreadable(error: OSError) -> NoReturn:
-    sentence = f"{error.filename} cannot be read ({error.strerror}); allow reading it or correct data.path"
+    sentence = f"{error.filename} cannot be read ({error.strerror}); make it readable or correct data.path"
     raise HoldfastError(sentence) from error

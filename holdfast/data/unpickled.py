@@ -1,7 +1,7 @@
-"""Reading the few pickles that data sets are published as, without ever loading one.
+"""Reads the few pickles that data sets are published as, without ever loading one.
 
-A pickle is a program. `pickletools` takes it apart without running it, and what is understood here is only how to put
-together numbers, strings, bytes, lists, tuples, dictionaries and NumPy arrays. Anything else is refused."""
+A pickle is a program. `pickletools` parses it without running it, and this module only builds numbers, strings, bytes,
+lists, tuples, dictionaries and NumPy arrays from it. Anything else is refused."""
 
 import pickletools
 from typing import Any
@@ -22,13 +22,13 @@ class _Mark:
 
 
 class _Array:
-    """An array that has been announced and not yet described."""
+    """An array that has been created but has no content yet."""
 
     value: np.ndarray | None = None
 
 
 class _Type:
-    """A NumPy type: only whole numbers and floats of one to eight bytes."""
+    """A NumPy type: only integers and floats of one to eight bytes."""
 
     def __init__(self, name: Any) -> None:
         text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
@@ -38,12 +38,12 @@ class _Type:
 
 
 def read_pickle(blob: bytes, name: str) -> Any:
-    """What a pickle of plain values and arrays holds; `name` is what an error calls it."""
+    """What a pickle of plain values and arrays holds; error messages call it `name`."""
     try:
         return _run(blob)
     except Exception as error:  # pickletools and the stack raise nearly any type on a broken file
         raise HoldfastError(
-            f"{name} is not a file of plain values ({error}); it was not opened further; get the archive anew"
+            f"{name} is not a file of plain values ({error}); nothing in it was executed; download the archive again"
         ) from error
 
 
@@ -94,13 +94,13 @@ def _tuple(stack: list[Any], count: int) -> None:
 
 def _append(stack: list[Any], items: list[Any]) -> None:
     if not isinstance(stack[-1], list):
-        raise ValueError("it appends to something that is no list")
+        raise ValueError("it appends to something that is not a list")
     stack[-1].extend(items)
 
 
 def _set(stack: list[Any], items: list[Any]) -> None:
     if not isinstance(stack[-1], dict):
-        raise ValueError("it fills something that is no dictionary")
+        raise ValueError("it fills something that is not a dictionary")
     stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
 
@@ -120,7 +120,7 @@ def _call(stack: list[Any]) -> None:
 
 
 def _build(stack: list[Any]) -> None:
-    """Gives an announced array its shape, type and bytes, or a type its byte order."""
+    """Gives an array its shape, type and bytes, or a type its byte order."""
     state, what = stack.pop(), stack[-1]
     if isinstance(what, _Type):
         order = state[1].decode() if isinstance(state[1], bytes) else state[1]
@@ -136,12 +136,12 @@ def _build(stack: list[Any]) -> None:
             raise ValueError("an array of an impossible shape")
         what.value = values.reshape(shape, order="F" if fortran else "C")
     else:
-        raise ValueError("it describes something that is no array")
+        raise ValueError("it describes something that is not an array")
 
 
 def _finished(value: Any, budget: list[int] | None = None) -> Any:
-    """The same with arrays in the place of their announcements; `budget` is how many more values there may be, for
-    lists that hold one another many times are short to write and endless to read."""
+    """The same value with real arrays in place of `_Array`. `budget` limits the number of values, because a short
+    pickle of nested references can expand endlessly."""
     budget = [MOST_VALUES] if budget is None else budget
     budget[0] -= 1
     if budget[0] < 0:
@@ -158,7 +158,7 @@ def _finished(value: Any, budget: list[int] | None = None) -> Any:
         return value
     if isinstance(value, tuple):
         return tuple(_finished(item, budget) for item in value)
-    raise ValueError("something that is no plain value")
+    raise ValueError("something that is not a plain value")
 
 
 CONSTANTS: dict[str, Any] = {

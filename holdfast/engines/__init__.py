@@ -1,1 +1,1 @@
-"""Who computes the clients' work of a simulation. Every engine gives the same bits."""
+"""Engines compute the clients' work of a simulation. Every engine gives the same bits."""

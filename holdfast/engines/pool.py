@@ -1,4 +1,4 @@
-"""Several clients at once: worker processes with one thread each, the longest work first."""
+"""Several clients in parallel: worker processes with one thread each, the longest work first."""
 
 import fcntl
 import os
@@ -27,18 +27,18 @@ from holdfast.protocol.messages import Encoder, Inbox, InferenceRequest, Prototy
 from holdfast.protocol.state import ClientState
 from holdfast.simulation.engine import ImageGroup
 
-ATTEMPTS = 3  # at one client's work, when workers die over it
+ATTEMPTS = 3  # per piece of work, when workers die
 SHARED = Path("/dev/shm")
 PREFIX = "holdfast-pool-"
-MESSAGES = 2**29  # bytes that a round's models may take in shared memory
+MESSAGES = 2**29  # bytes of shared memory for a round's models
 MINUTE = 60.0  # seconds
-DONE, FAILED = b"done", b"failed"  # how a worker's answer begins
+DONE, FAILED = b"done", b"failed"  # the first part of a worker's answer
 WORK, INFER = b"work", b"infer"  # kinds of pieces
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something that a worker can do: what an error calls it, what kind of work it is, and what is to be done."""
+    """A piece of work for a worker: its name in error messages, its kind and its content."""
 
     name: str
     kind: bytes
@@ -47,19 +47,19 @@ class Piece:
 
 @dataclass
 class Worker:
-    """A process, our end of its connection, and which piece of work it has."""
+    """A process, our end of its connection, and the index of its piece of work."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
     piece: int | None = None
 
-    def take(self, number: int, place: Path, pieces: Sequence[Piece]) -> None:
-        self.piece = number
+    def take(self, index: int, place: Path, pieces: Sequence[Piece]) -> None:
+        self.piece = index
         try:
-            for part in (os.fsencode(place), pieces[number].kind, pieces[number].content):
+            for part in (os.fsencode(place), pieces[index].kind, pieces[index].content):
                 self.connection.send_bytes(part)
         except ConnectionError:
-            pass  # it has died; whoever waits for its answer finds out
+            pass  # it has died, which `_run` notices when it waits for the answer
 
     def answer(self) -> list[bytes]:
         if self.connection.recv_bytes() == FAILED:
@@ -70,11 +70,11 @@ class Worker:
 
 
 class Pool:
-    """Gives all workers the images and the round's messages once, through shared memory, and each piece of work by its
-    worker's own pipe.
+    """Gives all workers the images and the round's messages once, through shared memory, and sends each piece of work
+    through its worker's connection.
 
-    A worker is enrolled as a client is and maps the same images, so its answers have the bits that this process would
-    get. One that dies is replaced, and its piece is done again."""
+    A worker is enrolled like a client and maps the same images, so its answers have the same bits as those of this
+    process. A worker that dies is replaced, and its piece of work is done again."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Pool:
         for place in (SHARED, Path(tempfile.gettempdir())):
             sweep(place)
         parts = (data.train.images, data.test.images)
-        room = MESSAGES + 2 * sum(part.stored.nbytes for part in parts if part.file is None)
-        shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > room
+        needed = MESSAGES + 2 * sum(part.stored.nbytes for part in parts if part.file is None)
+        shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > needed
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED if shared else None))
         self.lock = os.open(self.folder, os.O_RDONLY)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
@@ -142,12 +142,12 @@ class Pool:
         return [torch.cat([next(remaining) for _ in group.chunks]) for group in groups]
 
     def _run(self, place: Path, pieces: Sequence["Piece"], order: Sequence[int]) -> Iterator[list[bytes]]:
-        """Has every piece done by whichever worker is free, in this order; yields the answers in their own."""
+        """Gives the pieces in `order` to free workers; yields the answers in the order of `pieces`."""
         queue = list(order)[::-1]
         attempts = [0] * len(pieces)
         answers: dict[int, list[bytes]] = {}
-        given = 0
-        while given < len(pieces):
+        yielded = 0
+        while yielded < len(pieces):
             for worker in self.workers:
                 if worker.piece is None and queue:
                     worker.take(queue.pop(), place, pieces)
@@ -162,9 +162,9 @@ class Pool:
                     attempts[piece] += 1
                     self._replace(i, pieces[piece], attempts[piece])
                     queue.append(piece)
-            while given in answers:
-                yield answers.pop(given)
-                given += 1
+            while yielded in answers:
+                yield answers.pop(yielded)
+                yielded += 1
         shutil.rmtree(place)
 
     def __enter__(self) -> "Pool":
@@ -174,7 +174,7 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers. (If this process is killed, they end by themselves when their connection is gone.)"""
+        """Ends the workers. (If this process is killed, they end when their connection closes.)"""
         for worker in self.workers:
             worker.connection.close()
             worker.process.terminate()
@@ -198,7 +198,7 @@ class Pool:
         return Worker(process, connection)
 
     def _post(self, **messages: bytes) -> Path:
-        """Lays messages where every worker reads them once."""
+        """Writes messages to a folder from which every worker reads them once."""
         self.posted += 1
         place = self.folder / str(self.posted)
         place.mkdir()
@@ -212,17 +212,17 @@ class Pool:
         code = worker.process.wait()
         if attempts >= ATTEMPTS:
             raise HoldfastError(
-                f"{attempts} worker processes died over {piece.name}, the last with code {code}; is there "
-                "enough memory? run.engine=serial does without workers"
+                f"{attempts} worker processes died while computing {piece.name}, the last with code {code}; "
+                "check that there is enough memory, or use run.engine=serial, which needs no workers"
             )
         self.workers[i] = self._start(i)
 
 
 def sweep(place: Path) -> None:
-    """Removes what killed processes have left here: the folder of a living one is locked. One that was made
-    this very minute may be about to be."""
+    """Removes the folders of killed processes. The folder of a live process is locked; one created within the last
+    minute may not be locked yet and stays."""
     for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # somebody else's, or gone
+        with suppress(OSError):  # owned by another user, or already removed
             if time.time() - folder.stat().st_mtime < MINUTE:
                 continue
             lock = os.open(folder, os.O_RDONLY)
@@ -234,7 +234,7 @@ def sweep(place: Path) -> None:
 
 
 def _batched(chunks: Sequence[tuple[str, int, Tensor]]) -> list[list[tuple[str, int, Tensor]]]:
-    """Chunks in pieces of work: small ones together, so that a message to a worker is worth its while."""
+    """Groups chunks into pieces of work; small ones together, to save messages."""
     batches: list[list[tuple[str, int, Tensor]]] = []
     images = CHUNK
     for chunk in chunks:

@@ -12,7 +12,7 @@ from holdfast.simulation.engine import ImageGroup
 
 
 class Serial:
-    """The plainest engine, and the one that the others must equal."""
+    """The simplest engine and the reference: all others must give the same bits."""
 
     def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         return map(work, states, inboxes)

@@ -1,5 +1,5 @@
-"""A worker process of the pool: it is enrolled as a client is, and then works for whoever is at the other end of its
-connection. Everything that passes is bytes of safetensors and JSON."""
+"""A worker process of the pool. It is enrolled like a client and then answers requests that come through its
+connection. All messages are safetensors and JSON."""
 
 import os
 import sys
@@ -23,8 +23,8 @@ from holdfast.protocol.state import ClientState
 
 
 def serve(connection: Connection, work: ClientWork) -> None:
-    """Answers requests until the other end is gone. A request is the folder of the round's messages, the kind of work,
-    and what is to be done."""
+    """Answers requests until the connection closes. A request is the folder of the round's messages, the kind of work
+    and its content."""
     known, message = b"", None
     while True:
         folder, kind, content = (connection.recv_bytes() for _ in range(3))
@@ -59,7 +59,7 @@ def _read(place: Path, kind: bytes) -> InferenceRequest | Inbox:
 
 
 def build_work(folder: Path, device: torch.device) -> ClientWork:
-    """The clients' work, from what the pool has laid out in this folder."""
+    """The clients' work, built from the files that the pool has written to this folder."""
     enrolment = Enrolment.from_bytes((folder / "enrolment").read_bytes())
     encoder = None
     if (folder / "encoder").exists():

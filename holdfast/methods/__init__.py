@@ -1,4 +1,4 @@
-"""METHODS: an explicit table, name -> class."""
+"""METHODS: the table of methods, name -> class."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def method_of(fields: Mapping[str, Any]) -> Method:
-    """The method of a name, with these hyper-parameters."""
+    """The method that `fields["name"]` names, with the other fields as hyper-parameters."""
     values = dict(fields)
     name = values.pop("name", None)
     if name not in METHODS:

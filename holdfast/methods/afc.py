@@ -20,7 +20,7 @@ from holdfast.settings import STRICT
 
 
 class ImportantModel(ProxyModel):
-    """Proxies, and how much each channel of each stage matters to what has been learned."""
+    """Proxies, and the importance of each channel of each stage for what has been learned."""
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__(spec, rng)
@@ -34,11 +34,12 @@ class ImportantModel(ProxyModel):
 
 @dataclass(frozen=True, config=STRICT)
 class AFC(shared.ProxyMethod):
-    """PODNet's classifier, and a distillation that holds a channel the more, the more the loss depends on it: the
-    importance of a channel is the sum over images of its squared gradient, over the layer's mean, found anew after
-    each task. Federated: after a task's last round its clients fine-tune the classifier as in PODNet and then pass over
-    their data, each with its own; they send unnormalised sums, which the server adds up and normalises. Importances are
-    never averaged from round to round. The authors' code lets statistics move in that pass; here they do not."""
+    """PODNet's classifier, and a distillation that preserves a channel more strongly the more the loss depends on it:
+    the importance of a channel is the sum over images of its squared gradient, divided by the layer's mean, computed
+    again after each task. Federated: after a task's last round its clients fine-tune the classifier as in PODNet and
+    then pass over their data, each with its own classifier. They send unnormalised sums, which the server adds up and
+    normalises. Importances are never averaged over rounds. In the authors' code batch statistics change during that
+    pass; here they do not."""
 
     name: ClassVar[str] = "afc"
     about: ClassVar[str] = "AFC (Kang et al., 2022): distillation weighted by each channel's importance, proxies"
@@ -69,9 +70,9 @@ class AFC(shared.ProxyMethod):
 
 
 def importance_sums(context: ClientContext) -> dict[str, Tensor]:
-    """For each stage the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation
-    mode. The authors take the gradients of a batch's mean loss, which are as many times larger as a batch is smaller:
-    a client with one image would drown all others."""
+    """Per stage, the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation mode.
+    The authors use the gradients of a batch's mean loss, which are inversely proportional to the batch size: a client
+    with one image would dominate all others."""
     model = context.model.eval()
     assert isinstance(model, ImportantModel)
     model.requires_grad_(True)

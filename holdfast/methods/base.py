@@ -1,4 +1,4 @@
-"""Method: what a federated class-incremental learner may change. Its defaults are plain federated averaging."""
+"""Method: the parts of a federated class-incremental learner that can be replaced. The defaults are plain FedAvg."""
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -24,7 +24,7 @@ Losses = dict[str, Tensor]
 CE = Preset(lr=0.1, momentum=0.9, weight_decay=1e-5, schedule="cosine")
 BCE = Preset(
     lr=1.0, momentum=0.0, weight_decay=1e-5, schedule="steps", milestones=(0.5, 0.75, 0.9), gamma=0.2
-)  # the paper's 2.0 wants tens of classes and diverges with few
+)  # the paper's 2.0 needs tens of classes and diverges with few
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -32,15 +32,15 @@ class Method:
     """A learner; its fields are its hyper-parameters, and it overrides only what its paper changes.
 
     Everything that runs on a client gets a `ClientContext` and must depend on nothing else: the same context gives the
-    same bits, in whichever process. Every random number comes from `context.generator`, on the server from `seed`."""
+    same bits in any process. Random numbers come from `context.generator`, on the server from `seed`."""
 
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `holdfast methods`
-    all_at_once: ClassVar[bool] = False  # a ceiling that breaks the rules on purpose: nothing comes late or leaves
+    all_at_once: ClassVar[bool] = False  # an upper bound that breaks the rules: no class comes late or leaves
 
     @property
     def label(self) -> str:
-        """The name with those hyper-parameters that are not at their defaults."""
+        """The name, with the hyper-parameters that differ from their defaults."""
         known: dict[str, FieldInfo] = type(self).__pydantic_fields__  # type: ignore[attr-defined]
         changed = {key: getattr(self, key) for key, info in known.items() if getattr(self, key) != info.default}
         words = [
@@ -51,13 +51,13 @@ class Method:
 
     @property
     def preset(self) -> Preset:
-        """How this method's loss wants to be optimised, where the user does not say."""
+        """How this method's loss is optimised unless the user sets it."""
         return CE
 
-    # what the federation is made of
+    # the parts of the federation
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
-        """A network without classes; its weights come from `rng` alone."""
+        """A network without classes; its initial weights depend on `rng` only."""
         return IncrementalModel(spec, rng)
 
     def detector_kind(self) -> DetectorKind:
@@ -86,35 +86,35 @@ class Method:
 
     def exemplars(self, features: Tensor, count: int) -> Tensor:
         """Positions of the `count` images of a class to keep, best first, by their features (N, d); by default those
-        that iCaRL's herding takes.
+        that iCaRL's herding chooses.
 
         Must be prefix-stable: the first k of `exemplars(features, n)` are `exemplars(features, k)` for every k <= n. A
-        memory that has to make room for more classes drops from the end of its lists, and a simulation ranks a class
-        once for clients with different quotas. It must depend on its arguments alone."""
+        memory that needs space for more classes drops exemplars from the end of its lists, and a simulation ranks a
+        class once for clients with different quotas. The result must depend on the arguments only."""
         return herd(features, count)
 
     def collects_extras(self, phase: Phase) -> bool:
-        """Are a round's clients asked for extras in this phase? A method that overrides `begin_task` or `finish_task`
-        says so here; each phase costs one more model per selected client."""
+        """Does the server collect extras from a round's clients in this phase? A method that overrides `begin_task` or
+        `finish_task` must return True here; each phase costs one more model per selected client."""
         return False
 
     def begin_task(self, context: ClientContext) -> Extras | None:
-        """Phase "begin", before the training of a round in which the head has grown: what the server needs for its new
+        """Phase "begin", before training in a round in which the head has grown: what the server needs for the new
         classes."""
         return None
 
     def finish_task(self, context: ClientContext) -> Extras | None:
         """Phase "finish", after a task's last round, under the new global model: a bias, importances, class sums, ...
-        The memory has the task's classes by then. What is changed in `context.model` is not sent."""
+        The memory already holds the task's classes. Changes to `context.model` are not sent."""
         return None
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        """The names of those tensors that clients neither change nor send; by default none."""
+        """The names of the tensors that clients neither change nor send; by default none."""
         return frozenset()
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
         """What a client optimises in a round: by default one stage over its data and its memory. Each stage is run
-        before the next is asked for."""
+        before the next one is requested."""
         yield context.stage(context.everything)
 
     def loss(self, context: ClientContext, batch: Batch) -> Losses:
@@ -124,8 +124,8 @@ class Method:
     # on the server
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
-        """What the server makes of its clients' extras, in the order of the clients; by default nothing. Called once
-        per phase, with no extras if no client had any. Random numbers come from the seed and the round."""
+        """Updates the server's model from the extras of its clients, in the order of the clients; by default nothing.
+        Called once per phase, with no extras if no client sent any. Random numbers come from the seed and the round."""
 
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
         """Scores (B, C) of normalised images; the highest is the prediction."""
@@ -134,5 +134,5 @@ class Method:
 
     @property
     def scores_are_logits(self) -> bool:
-        """Does a softmax of its scores say how probable each class is?"""
+        """Does a softmax of the scores give class probabilities?"""
         return True

@@ -20,25 +20,25 @@ from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
 from holdfast.settings import STRICT
 
-PULL = 0.1  # of the shift towards 0, over 2
+PULL = 0.1  # weight of the penalty on the shift; halved in the loss
 
 
 @dataclass(frozen=True, config=STRICT)
 class BiC(Replay):
-    """Stage one: cross-entropy and distillation at temperature 2, weighted by the share of old classes; the old model's
-    outputs of its newest task are corrected. Stage two: on validation images that were held out (a tenth of the
-    exemplars of each old class and as many of each new one) the outputs of new classes get a scale and a shift, with
-    the network in evaluation mode. Federated: after a task's last round each of its clients that has validation images
-    of both old and new classes fits its own pair; the server takes their mean, weighted by their validation images. So
-    newcomers and clients without new data, whose fits run to extremes, have no part in it. As in the authors' code only
-    the newest task is corrected, unless `keep_all`. Ports that fit on probabilities, with moving statistics, or answer
-    without the correction are not followed."""
+    """Stage one: cross-entropy and distillation at temperature 2, weighted by the fraction of old classes; the old
+    model's outputs for its newest task are corrected. Stage two: on held-out validation images (a tenth of the
+    exemplars of each old class and as many images of each new one) the outputs of new classes get a scale and a shift,
+    with the network in evaluation mode. Federated: after a task's last round each of its clients that has validation
+    images of both old and new classes fits its own pair; the server takes their mean, weighted by the numbers of
+    validation images. So newcomers and clients without new data, whose fits are extreme, do not contribute. As in the
+    authors' code, only the newest task is corrected, unless `keep_all`. Some ports fit on probabilities, with changing
+    batch statistics, or predict without the correction; this one does not."""
 
     name: ClassVar[str] = "bic"
     about: ClassVar[str] = "BiC (Wu et al., 2019): distillation, then a fitted correction of the new classes' outputs"
 
-    temperature: float = Field(default=2.0, gt=0, description="of the distillation, T; there is no factor of T squared")
-    held_out: float = Field(default=0.1, gt=0, lt=1, description="part of the exemplars kept for validation")
+    temperature: float = Field(default=2.0, gt=0, description="of the distillation, T; without a factor of T squared")
+    held_out: float = Field(default=0.1, gt=0, lt=1, description="fraction of the exemplars held out for validation")
     keep_all: bool = Field(default=False, description="keep the corrections of older tasks too")
 
     @property
@@ -58,9 +58,9 @@ class BiC(Replay):
         yield context.stage(context.everything[~torch.isin(context.everything, held)])
 
     def validation(self, context: ClientContext) -> Tensor:
-        """The images that are never trained on in this task: of each class of older growths the last of the exemplars
-        that its list will still have when the task is over, of each class of the newest growth as many, drawn by
-        chance. A class that has too few to spare one is left out; without both kinds there are none."""
+        """The images that are never trained on in this task: for each class of older growths the last exemplars that
+        its list will still have after the task, and as many random images for each class of the newest growth. A class
+        with too few images to spare one is left out; without both kinds of classes there are none."""
         first, position = sum(context.registry.growths[:-1]), context.registry.position
         exemplars = {name: ids[: context.quota] for name, ids in context.exemplars_by_class.items()}
         old = [ids for name, ids in exemplars.items() if position[name] < first and len(ids) > 1]
@@ -107,8 +107,8 @@ class BiC(Replay):
             model.note(name, values)
 
     def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
-        """Without `keep_all` only the newest task is corrected: in mid-task none, for what it has been distilled from
-        was corrected already."""
+        """Without `keep_all` only the newest task is corrected; during a task none is, because the outputs that the
+        model was distilled from were corrected already."""
         logits: Tensor = model(images).logits
         scale, shift = model.noted("scale"), model.noted("shift")
         if not self.keep_all and model.growths:
@@ -118,7 +118,7 @@ class BiC(Replay):
         return scale * logits + shift
 
     def raw(self, model: IncrementalModel, images: Tensor) -> Tensor:
-        """A student's outputs in training: without any correction, unless older tasks keep theirs."""
+        """The model's outputs in training: uncorrected, unless older tasks keep their corrections."""
         if self.keep_all:
             return self.predict(model, images)
         logits: Tensor = model(images).logits
@@ -126,9 +126,9 @@ class BiC(Replay):
 
 
 def fit_correction(logits: Tensor, labels: Tensor, new: int) -> tuple[Tensor, Tensor]:
-    """The scale and shift of the `new` last outputs (N, C) under which the cross-entropy, with a pull of the shift
-    towards 0, is least. The scale is sought by its logarithm: a handful of images may want a negative one, which would
-    turn the order of the new classes round."""
+    """The scale and shift of the last `new` outputs (N, C) that minimise the cross-entropy with a penalty on the shift.
+    The scale is optimised as its logarithm: with a handful of images it could become negative, which would reverse the
+    order of the new classes."""
     logits = logits.double()
     pair = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # log of the scale, shift
     optimiser = torch.optim.LBFGS([pair], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe")

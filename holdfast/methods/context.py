@@ -1,5 +1,5 @@
-"""What a method sees on a client while it works on a job: data, memory, model, batches and the client's own random
-streams. It is built from one client alone; there is no plan, no test set and no other client in it."""
+"""What a method sees on a client during a job: data, memory, model, batches and the client's own random streams. It is
+built from one client only; it has no access to the plan, the test set or other clients."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ FrozenModel = Callable[[str, tuple[int, ...], Weights], IncrementalModel]  # rol
 
 
 class ImageSource(Protocol):
-    """Where a client's images are, by their ids."""
+    """Gives access to a client's images by their ids."""
 
     @property
     def classes(self) -> Sequence[str]:
-        """The class names that `class_of` counts."""
+        """The class names that the results of `class_of` index."""
         ...
 
     def class_of(self, ids: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Augmented images and what they are."""
+    """Augmented images with their labels and ids."""
 
     images: Tensor  # (B, 3, S, S) normalised
     labels: Tensor  # (B,) head positions
@@ -48,17 +48,17 @@ class Batch:
 
 @dataclass
 class Stage:
-    """One optimisation over some batches: how long, over what, with what, at which rate."""
+    """One optimisation: its epochs, batches, optimiser and learning rate."""
 
     epochs: int
     batches: Callable[[int], Iterable[Batch]]  # by epoch
     optimiser: torch.optim.Optimizer
     rate: Callable[[int], float]  # learning rate by epoch
-    clamp: float | None = None  # the largest entry of a gradient that is let through
+    clamp: float | None = None  # largest absolute value of a gradient's entries
 
 
 class ClientContext:
-    """One client at work on one job. Images are addressed by the client's own ids, classes by head position or name;
+    """One client working on one job. Images are addressed by the client's own ids, classes by head position or name;
     the order of images is the client's own, and no result depends on the values of ids."""
 
     def __init__(
@@ -76,8 +76,8 @@ class ClientContext:
         self.training, self.transform, self.seed = enrolment.training, enrolment.transform, enrolment.seed
         self.device = next(model.parameters()).device
         self.growth_of = self.registry.growth_of.to(self.device)
-        self.notes: dict[str, Tensor] = dict(state.notes)  # what a method writes here is there at the client's next job
-        self.scratch: dict[str, Tensor] = {}  # what a method finds once and uses in every batch of this job
+        self.notes: dict[str, Tensor] = dict(state.notes)  # what a method writes here is kept for the client's next job
+        self.scratch: dict[str, Tensor] = {}  # what a method computes once and uses in every batch of this job
         self._positions = self.registry.positions(images.classes)
         self._teachers, self._frozen = inbox.teachers, frozen
 
@@ -103,19 +103,19 @@ class ClientContext:
 
     @cached_property
     def broadcast(self) -> IncrementalModel:
-        """The global model as it came, untouched by this round's training."""
+        """The global model as received, unchanged by this round's training."""
         return self._frozen("broadcast", self.registry.growths, self.job.weights)
 
     # images
 
     @cached_property
     def data_by_class(self) -> dict[str, Tensor]:
-        """The current images of each class that has a place in the head."""
+        """The current images of each class that is in the head."""
         return self._known(self.state.data)
 
     @cached_property
     def exemplars_by_class(self) -> dict[str, Tensor]:
-        """The exemplars of each class that has a place in the head, best first."""
+        """The exemplars of each class that is in the head, best first."""
         return self._known(self.state.memory)
 
     def _known(self, held: Holdings) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ class ClientContext:
 
     @cached_property
     def memory(self) -> Tensor:
-        """The exemplars of classes that the current data does not have."""
+        """The exemplars of classes that are not in the current data."""
         return joined(ids for name, ids in self.exemplars_by_class.items() if name not in self.data_by_class)
 
     @cached_property
@@ -138,12 +138,13 @@ class ClientContext:
 
     @cached_property
     def exemplars(self) -> Tensor:
-        """Everything in the memory, of classes that the current data has as well: balanced, once a task is over."""
+        """All exemplars, including those of classes in the current data; balanced once a task is over."""
         return joined(self.exemplars_by_class.values())
 
     @cached_property
     def class_counts(self) -> tuple[int, int]:
-        """How many classes this client has old (in its memory only) and new (in its current data): C^o_l and C^t_l."""
+        """The client's numbers of old classes (only in its memory) and new ones (in its current data): C^o_l and
+        C^t_l."""
         return len(self.exemplars_by_class.keys() - self.data_by_class.keys()), len(self.data_by_class)
 
     @cached_property
@@ -155,7 +156,7 @@ class ClientContext:
 
     @property
     def quota(self) -> int:
-        """Exemplars per class when everything that the client has now is in its memory."""
+        """Exemplars per class once all classes that the client has now are in its memory."""
         classes = len({*self.state.memory, *self.data_by_class})
         return self.enrolment.memory // classes if classes else 0
 
@@ -170,7 +171,7 @@ class ClientContext:
     # passes and batches
 
     def infer(self, model: torch.nn.Module, ids: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """What `compute` makes of these images as plain pixels, in evaluation mode and in chunks, on the CPU."""
+        """The result of `compute` for these images without augmentation, in evaluation mode, in chunks, on the CPU."""
 
         def pixels(chunk: Tensor) -> Tensor:
             return self.transform.plain(self.images.pixels(chunk).to(self.device))
@@ -203,7 +204,7 @@ class ClientContext:
         return Batch(self.transform.augmented(images, rng), self.labels_of(ids), ids)
 
     def stage(self, ids: Tensor) -> Stage:
-        """Ordinary local training over `ids`: SGD on all parameters, at the rate of this part of the task."""
+        """Ordinary local training over `ids`: SGD on all parameters, with the scheduled learning rate."""
         training, job = self.training, self.job
         return Stage(
             epochs=training.epochs,
@@ -219,5 +220,5 @@ class ClientContext:
 
 
 def joined(parts: Iterable[Tensor]) -> Tensor:
-    """These ids one after another; an empty tensor if there are none."""
+    """These ids concatenated; an empty tensor if there are none."""
     return torch.cat([*parts, torch.empty(0, dtype=torch.int64)]).long()

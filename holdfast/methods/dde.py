@@ -18,11 +18,11 @@ from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
 MOMENTUM = 0.9  # of the head direction
-ROWS = 1024  # of the matrix of similarities at a time
+ROWS = 1024  # of the similarity matrix, computed at a time
 
 
 class DirectedModel(IncrementalModel):
-    """A linear head and the direction in which the features of the newest data lie."""
+    """A linear head, and the mean direction of the features of the newest data."""
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__(spec, rng)
@@ -32,24 +32,24 @@ class DirectedModel(IncrementalModel):
 
 @dataclass(frozen=True, config=STRICT)
 class DDE(Replay):
-    """Two effects are told apart. The effect of old data: an image's probability is averaged with those of its ten
-    nearest neighbours among the client's new images in the old model's feature space, so that what the old data made
-    alike stays alike. The effect of the head: at inference half of what the newest data's common direction adds to the
-    outputs is taken away, from the second task on. Beside that, distillation at temperature 2. The authors' code has no
-    variant with iCaRL, which the paper compares: this is one with a linear head; and it asks neighbours as they are
-    augmented for training, where ours answer as plain images, in evaluation mode. Federated: neighbours are the
-    client's own; the direction (a running mean of batch means) is found by the clients of a task's last round in one
-    pass under the new global model, and the server adds the unnormalised directions, weighted by their batches. It
-    stays until the next task is over. A client without an old model, without memory (a newcomer) or without new data
-    classifies by ordinary cross-entropy."""
+    """Separates two effects. The effect of old data: an image's probability is averaged with those of its ten nearest
+    neighbours among the client's new images in the old model's feature space, so that images that the old data made
+    similar stay similar. The effect of the head: at inference half of what the newest data's common direction adds to
+    the outputs is removed, from the second task on. In addition, distillation at temperature 2. The authors' code has
+    no variant with iCaRL, which the paper compares; this is one with a linear head. In their code neighbours are
+    augmented as in training; here they are plain images in evaluation mode. Federated: neighbours are the client's own;
+    the clients of a task's last round compute the direction (a running mean of batch means) in one pass under the new
+    global model, and the server adds the unnormalised directions, weighted by the numbers of batches. It is used until
+    the next task is over. A client without an old model, without memory (a newcomer) or without new data uses ordinary
+    cross-entropy."""
 
     name: ClassVar[str] = "dde"
     about: ClassVar[str] = "DDE (Hu et al., 2021) with iCaRL: neighbours in the old feature space, head effect removed"
 
-    neighbours: int = Field(default=10, ge=0, description="nearest new images that share in a prediction, K")
+    neighbours: int = Field(default=10, ge=0, description="nearest new images that contribute to a prediction, K")
     beta: float = Field(default=0.25, ge=0, description="weight of the distillation (times T squared)")
-    temperature: float = Field(default=2.0, gt=0, description="of the distillation, T")
-    alpha: float = Field(default=0.5, ge=0, description="part of the head effect that is taken away at inference")
+    temperature: float = Field(default=2.0, gt=0, description="temperature of the distillation, T")
+    alpha: float = Field(default=0.5, ge=0, description="fraction of the head effect that is removed at inference")
 
     def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return DirectedModel(spec, rng)
@@ -86,17 +86,17 @@ class DDE(Replay):
         }
 
     def classification(self, context: ClientContext, batch: Batch, logits: Tensor) -> Tensor:
-        """Images share their probability with their neighbours', where they have any."""
+        """Cross-entropy of probabilities averaged with those of the neighbours, if there are any."""
         if "near" not in context.scratch:
             return cross_entropy(logits, batch.labels)
         everything, order = context.everything, context.scratch["order"]
         places = order[torch.searchsorted(everything[order], batch.ids)]
         near = context.scratch["near"][places]  # (B, K)
-        asked, found = near.unique(return_inverse=True)  # many images share a neighbour
-        answers = context.infer(
-            context.model, everything[asked], lambda pixels: context.model(pixels).logits.softmax(dim=1)
+        distinct, found = near.unique(return_inverse=True)  # many images share a neighbour
+        probabilities = context.infer(
+            context.model, everything[distinct], lambda pixels: context.model(pixels).logits.softmax(dim=1)
         )
-        p = answers[found].to(logits.device)  # (B, K, C)
+        p = probabilities[found].to(logits.device)  # (B, K, C)
         theirs = p.gather(2, batch.labels[:, None, None].expand(-1, near.shape[1], 1)).squeeze(2).mean(dim=1)
         return neighbour_cross_entropy(logits, batch.labels, theirs)
 
@@ -104,7 +104,7 @@ class DDE(Replay):
         return phase == "finish"
 
     def finish_task(self, context: ClientContext) -> Extras | None:
-        if len(context.registry.growths) == 1:  # nothing older is at a disadvantage
+        if len(context.registry.growths) == 1:  # there are no old classes yet
             return None
         ids = context.everything[torch.randperm(len(context.everything), generator=context.generator("direction"))]
         means = [part.mean(dim=0) for part in context.features(context.model, ids).split(context.training.batch)]
@@ -129,7 +129,7 @@ class DDE(Replay):
 
 
 def nearest_others(unit: Tensor, pool: Tensor, count: int) -> Tensor:
-    """For each of N unit features the nearest of those in `pool` (M positions), but for itself: positions (N, K)."""
+    """For each of N unit features the nearest ones in `pool` (M positions), except itself: positions (N, K)."""
     found = []
     for start in range(0, len(unit), ROWS):
         similarity = unit[start : start + ROWS] @ unit[pool].T

@@ -20,35 +20,36 @@ from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
-WIDE = 512  # images that the official learning rates are for
+WIDE = 512  # batch size of the official learning rates
 
 
 @dataclass(frozen=True, config=STRICT)
 class DyTox(Replay):
-    """A transformer with one learned token and one head a task; sigmoid outputs; distillation weighted by the share of
-    old classes; a head that tells the newest classes from all old ones keeps the tokens apart. Old tokens and heads are
-    frozen. After each task but the first everything but the encoder is fine-tuned on the balanced memory, without the
-    old model. Federated: the server makes token and heads; what is frozen is neither sent nor averaged and stays to the
-    bit; the clients of a task's last round that have exemplars of old and of new classes fine-tune, and the server
-    averages what they tuned by their numbers of exemplars. There is no warm-up (five of 500 epochs are a tenth of a
-    first round) and no stochastic depth; the preset's rate is the official one for 128 images. Herding takes the
-    answers to all tokens, of plain images (the official code's were augmented), and memory is one client's own (theirs
-    grew with the number of GPUs). The paper's comparison says ResNet-18: with `encoder = "network"` the tokens ask the
-    last maps of `model.name`, without blocks of gated attention between."""
+    """A transformer with one learned token and one head per task; sigmoid outputs; distillation weighted by the
+    fraction of old classes; a divergence head, which tells the newest classes from all old ones, keeps the tokens
+    distinct. Old tokens and heads are frozen. After each task but the first, everything except the encoder is
+    fine-tuned on the balanced memory, without the old model. Federated: the server creates tokens and heads; frozen
+    parts are neither sent nor averaged and keep their exact bits; the clients of a task's last round that have
+    exemplars of old and of new classes fine-tune, and the server averages the tuned parameters, weighted by the numbers
+    of exemplars. There is no warm-up (five of 500 epochs are a tenth of a first round) and no stochastic depth; the
+    preset's learning rate is the official one for 128 images. Herding uses the outputs of all tokens for plain images
+    (the official code's were augmented), and each client has its own memory (theirs grew with the number of GPUs). The
+    paper's comparison says ResNet-18: with `encoder = "network"` the tokens attend to the last maps of `model.name`,
+    without blocks of gated attention in between."""
 
     name: ClassVar[str] = "dytox"
-    about: ClassVar[str] = "DyTox (Douillard et al., 2022): a transformer with one token and one head a task"
+    about: ClassVar[str] = "DyTox (Douillard et al., 2022): a transformer with one token and one head per task"
 
     encoder: Literal["patches", "network"] = Field(
-        default="patches", description="what tokens ask: a transformer on image patches, or the maps of model.name"
+        default="patches", description="tokens attend to a transformer on image patches, or to the maps of model.name"
     )
-    width: int = Field(default=384, ge=8, le=4096, description="numbers a patch has")
-    heads: int = Field(default=12, ge=1, le=64, description="attention heads; they divide the width")
+    width: int = Field(default=384, ge=8, le=4096, description="embedding size per patch")
+    heads: int = Field(default=12, ge=1, le=64, description="attention heads; must divide the width")
     depth: int = Field(default=5, ge=1, le=64, description="blocks of gated attention on image patches")
     divergence: float = Field(default=0.1, ge=0, description="weight of telling new classes from old ones")
-    temperature: float = Field(default=1.0, gt=0, description="of the distillation, tau")
+    temperature: float = Field(default=1.0, gt=0, description="temperature of the distillation, tau")
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
-    tune_rate: float = Field(default=5e-5, gt=0, description="its learning rate, for 512 images a batch")
+    tune_rate: float = Field(default=5e-5, gt=0, description="its learning rate, for 512 images per batch")
 
     @property
     def preset(self) -> Preset:
@@ -69,7 +70,7 @@ class DyTox(Replay):
         yield Stage(stage.epochs, stage.batches, self.optimiser(context, self.fixed(context.model)), stage.rate)
 
     def optimiser(self, context: ClientContext, fixed: frozenset[str]) -> torch.optim.Optimizer:
-        """AdamW over all parameters but those that are fixed."""
+        """AdamW over all parameters except the fixed ones."""
         for name, parameter in context.model.named_parameters():
             parameter.requires_grad_(name not in fixed)
         free = [parameter for parameter in context.model.parameters() if parameter.requires_grad]
@@ -94,7 +95,8 @@ class DyTox(Replay):
         }
 
     def apart(self, model: TokenModel, features: Tensor, labels: Tensor) -> Tensor:
-        """The newest token's answer tells the newest classes, and all old ones as one."""
+        """The divergence loss: the newest token's output classifies the newest classes, and all old ones as one
+        class."""
         assert model.divergence is not None
         start = sum(model.growths[:-1])
         logits = model.divergence(features[:, -model.features :])

@@ -11,8 +11,8 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class FedAvg(Method):
-    """Nothing against forgetting but, if wanted, the exemplars. Without them a client that does not move on has nothing
-    to train on: it sends no model and is left out of the mean."""
+    """Does nothing against forgetting, except for optional exemplars (`replay`). Without them a client that does not
+    move on has nothing to train on: it sends no model and is left out of the mean."""
 
     name: ClassVar[str] = "fedavg"
     about: ClassVar[str] = "federated averaging (McMahan et al., 2017); replay=true also trains on the exemplar memory"

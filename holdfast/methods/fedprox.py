@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020, Federated Optimization in Heterogeneous Networks): local models stay near the global."""
+"""FedProx (Li et al., 2020, Federated Optimization in Heterogeneous Networks)."""
 
 from typing import ClassVar
 
@@ -14,8 +14,9 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class FedProx(Method):
-    """Cross-entropy and mu/2 times the squared distance of all parameters to those that came from the server. It says
-    nothing about forgetting; to stand beside the others it trains on the exemplars too, unless told not to."""
+    """Cross-entropy plus mu/2 times the squared distance of all parameters from those of the global model. It does
+    nothing against forgetting; to be comparable with the other methods it also trains on the exemplars, unless `replay`
+    is false."""
 
     name: ClassVar[str] = "fedprox"
     about: ClassVar[str] = "FedProx (Li et al., 2020): averaging, with local models held near the global one"

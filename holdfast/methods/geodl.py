@@ -13,25 +13,25 @@ from holdfast.methods.context import Batch, ClientContext
 from holdfast.methods.shared import NearestMean
 from holdfast.settings import STRICT
 
-LEAST = 4  # images of a batch for which there is a subspace to speak of
+LEAST = 4  # images in a batch that are needed for a subspace
 
 
 @dataclass(frozen=True, config=STRICT)
 class GeoDL(NearestMean):
-    """Features of the old and the new model are compared along the geodesic between the subspaces that the batch spans
-    in each: by the cosine under the kernel that integrates all projections on the way. The authors' code takes another
+    """Compares features of the old and the new model along the geodesic between the subspaces that the batch spans in
+    each: by the cosine under the kernel that integrates all projections on the way. The authors' code uses another
     distance on centred, pooled maps and approximates the decomposition with random jitter; here it is the closed form,
     in double precision, with the small-angle series, and no gradient through the kernel. As in the paper's own
-    comparison there is no distillation of outputs, unless `distil`. Federated: all of it is context. The subspaces have
-    at most half the features' dimensions, because nearly whole spaces make it a plain cosine, and two fewer than a
-    batch has images, also where the last batch is a short one."""
+    comparison, outputs are not distilled, unless `distil`. Federated: everything is local to the client. A subspace has
+    at most half as many dimensions as the features, because an almost complete space makes this a plain cosine, and at
+    least two fewer than the batch has images, even if the last batch is short."""
 
     name: ClassVar[str] = "geodl"
     about: ClassVar[str] = "GeoDL (Simon et al., 2021) with iCaRL: distillation along the geodesic between subspaces"
 
     strength: float = Field(default=10.0, ge=0, description="weight of the geodesic distance, lambda")
     distil: float = Field(default=0.0, ge=0, description="weight of an added distillation of outputs; 0 as published")
-    temperature: float = Field(default=2.0, gt=0, description="of that distillation")
+    temperature: float = Field(default=2.0, gt=0, description="temperature of that distillation")
 
     def loss(self, context: ClientContext, batch: Batch) -> Losses:
         output = context.model(batch.images)
@@ -50,7 +50,7 @@ class GeoDL(NearestMean):
 
     def distance(self, features: Tensor, teacher: Tensor) -> Tensor:
         if not bool(features.isfinite().all()):
-            return features.sum()  # not finite either: the client's training says so in one sentence
+            return features.sum()  # not finite either, which the client's training reports
         size = min(len(features) - 2, features.shape[1] // 2)
         kernel = geodesic_flow(subspace(teacher, size), subspace(features, size))
         return geodesic_distance(features, teacher, kernel)

@@ -18,13 +18,13 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class GLFC(Method):
-    """A sample's loss is weighted by its own gradient over the mean gradient of its group, which is the classes in the
-    client's memory or those in its data; the targets of old classes are the old model's outputs, unweighted; a proxy
-    server, which has the clients' perturbed prototype images as gradients, chooses the old model by its accuracy on
-    them (with each comes the variance of its class, as for LGA, which this proxy does not use). The code compares a
-    task's models with the best of all tasks before and so may never choose a new one, and has the number of classes
-    written into it; here every task has its own best. Transitions are found by `auto`, because a jump of 1.2 cannot be
-    seen with few classes."""
+    """A sample's loss is weighted by its own gradient divided by the mean gradient of its group: the classes in the
+    client's memory, or those in its data. The targets of old classes are the old model's outputs, unweighted. A proxy
+    server, which receives the clients' perturbed prototype images as gradients, chooses the old model by its accuracy
+    on them (each comes with the variance of its class, as for LGA, which this proxy does not use). The authors' code
+    compares a task's models with the best of all earlier tasks, so it may never choose a new one, and it hard-codes the
+    number of classes; here every task has its own best model. Transitions are found by `auto`, because few classes
+    cannot cause a jump of 1.2."""
 
     name: ClassVar[str] = "glfc"
     about: ClassVar[str] = "GLFC (Dong et al., 2022): two-group gradient compensation, and a proxy server"
@@ -36,10 +36,10 @@ class GLFC(Method):
     detector: Literal["auto", "fixed", "oracle"] = Field(
         default="auto", description="how clients notice new classes: auto, fixed (1.2) or oracle"
     )
-    latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent feature while perturbing")
+    latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent features for perturbation")
     perturb_steps: int = Field(default=50, ge=1, description="steps of the perturbation")
-    iterations: int = Field(default=60, ge=1, description="of the reconstruction at the proxy")
-    patience: int = Field(default=1, ge=0, description="first rounds of a growth that score nothing; the text's 0")
+    iterations: int = Field(default=60, ge=1, description="iterations of the reconstruction at the proxy")
+    patience: int = Field(default=1, ge=0, description="first rounds of a growth that are not scored; 0 in the paper")
 
     @property
     def preset(self) -> Preset:
@@ -70,7 +70,7 @@ class GLFC(Method):
         return {"compensation": compensated / 2, "distillation": distilled / 2}
 
     def weights(self, context: ClientContext, logits: Tensor, batch: Batch) -> Tensor:
-        """|V| over its mean in the group; 1 as long as there is no memory."""
+        """|V| divided by its mean in the group; 1 as long as there is no memory."""
         if not len(context.memory):
             return torch.ones_like(logits[:, 0])
         gradient = losses.sigmoid_gradient if self.gradient == "sigmoid" else losses.softmax_gradient

@@ -1,4 +1,4 @@
-"""Herding: which images of a class stand for it best."""
+"""Herding: which images represent a class best."""
 
 import torch
 import torch.nn.functional as F

@@ -17,14 +17,14 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class ICaRL(NearestMean):
-    """Sigmoid outputs; the targets of old classes are the old model's outputs, for new images and exemplars alike,
-    those of new classes the labels; exemplars by herding. Federated: the old model is the last global one of the task
-    before; memories stay with the clients; how the nearest mean of exemplars is found says `NearestMean`. Often
-    ported with cross-entropy in place of sigmoids, or with swapped colour channels in place of a mirror image; here it
-    is a mirror image, where the data set allows one."""
+    """Sigmoid outputs; the targets of old classes are the old model's outputs, for new images and exemplars alike; the
+    targets of new classes are the labels; exemplars are chosen by herding. Federated: the old model is the last global
+    model of the previous task; memories stay on the clients; `NearestMean` describes how the nearest mean of exemplars
+    is computed. Ports often use cross-entropy in place of sigmoids, or swapped colour channels in place of a mirror
+    image; here it is a mirror image, if the data set allows one."""
 
     name: ClassVar[str] = "icarl"
-    about: ClassVar[str] = "iCaRL (Rebuffi et al., 2017): sigmoid distillation, herding; head or nearest mean answers"
+    about: ClassVar[str] = "iCaRL (Rebuffi et al., 2017): sigmoid distillation, herding; head or nearest mean"
 
     @property
     def preset(self) -> Preset:

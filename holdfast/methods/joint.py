@@ -1,4 +1,4 @@
-"""Joint training: the ceiling. Nothing comes late and nothing is taken away."""
+"""Joint training, the upper bound: no class comes late and no data is taken away."""
 
 from typing import ClassVar
 
@@ -10,10 +10,10 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class Joint(Method):
-    """Federated averaging in which every client holds, from the moment it joins to the end, all the classes that the
-    schedule would have brought it one after another, and the head has all classes from the start. It is asked the same
-    question as the others: which of the classes seen by now is this?"""
+    """Federated averaging in which every client holds, from the round it joins to the end, all the classes that the
+    schedule would have brought it over time, and the head has all classes from the start. It is evaluated like the
+    other methods, on the classes seen so far."""
 
     name: ClassVar[str] = "joint"
-    about: ClassVar[str] = "federated averaging with all classes from the start, kept for ever: the ceiling"
+    about: ClassVar[str] = "federated averaging with all classes from the start to the end: the upper bound"
     all_at_once: ClassVar[bool] = True

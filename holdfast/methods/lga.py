@@ -23,35 +23,35 @@ from holdfast.methods.shared import NearestMean
 from holdfast.protocol.enrolment import Preset
 from holdfast.settings import STRICT, Count
 
-FORM = "the outputs that both losses are made of: softmax or sigmoid"
+FORM = "the outputs that both losses use: softmax or sigmoid"
 SD = (
-    "softmax form of the distillation: full (target first), renorm (each growth's slice a distribution of its own) "
-    "or literal (in the printed direction)"
+    "softmax form of the distillation: full (target first), renorm (a separate distribution per growth) or literal "
+    "(in the printed direction)"
 )
 DETECTOR = "how a client notices new classes: auto, fixed (the average entropy rises by 1.2), or oracle"
 ITERATIONS = "iterations of a prototype's reconstruction"
 PATIENCE = (
-    "first rounds of a growth that score nothing: prototypes are fitted to the models of the round that made them; "
-    "the paper's 0, the code's 6 (D40)"
+    "first rounds of a growth that are not scored, because prototypes are fitted to the models of the round that made "
+    "them; 0 in the paper, 6 in the code (D40)"
 )
-START = "where it starts: smooth (and in frequencies), or white pixels as in the paper"
+START = "start of the reconstruction: smooth (and in frequencies), or white pixels as in the paper"
 
 
 @dataclass(frozen=True, config=STRICT)
 class LGA(NearestMean):
-    """ClientContext-global anti-forgetting. On a client: a classification loss in which every sample counts by its own
-    gradient over the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew
-    the classes before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed
-    prototype of each, as a gradient; the proxy reconstructs them and chooses, by how well the global models of a
-    growth tell their augmented features apart, the old model that everybody distils from.
+    """Local-global anti-forgetting. On a client: a classification loss that weights every sample by its own gradient
+    divided by the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew the
+    classes before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed
+    prototype per class, as a gradient. The proxy reconstructs them and chooses the old model that all clients distil
+    from: the global model of a growth that classifies their augmented features best.
 
-    This is the form that measured best: sigmoid outputs, since the softmax form asks a new image to leave a third of
-    its probability to old classes. Where paper and code leave a choice, a field has it; see docs/departures.md. Beyond
-    the paper, it can answer by the nearest mean of exemplars (`inference`), as iCaRL does; not by default, for then
-    clients tell the global server which classes they hold."""
+    This is the form that performed best in our experiments: sigmoid outputs, because the softmax form makes a new image
+    leave a third of its probability to old classes. Where paper and code leave a choice, there is a field; see
+    docs/departures.md. Beyond the paper, it can predict by the nearest mean of exemplars (`inference`), as iCaRL does;
+    not by default, because clients then tell the global server which classes they hold."""
 
     name: ClassVar[str] = "lga"
-    about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), the form that measured best"
+    about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), in the form that performed best"
 
     form: Literal["softmax", "sigmoid"] = Field(default="sigmoid", description=FORM)
     sd: Literal["full", "renorm", "literal"] = Field(default="full", description=SD)
@@ -63,32 +63,32 @@ class LGA(NearestMean):
         default=True, description="category-balanced compensation; off: w/oCBL, unweighted classification"
     )
     sdl: bool = Field(default=True, description="semantic distillation; off: w/oSDL, iCaRL's distillation instead")
-    psr: bool = Field(default=True, description="proxy server; off: w/oPSR, a teacher drawn from the growth before")
+    psr: bool = Field(default=True, description="proxy server; off: w/oPSR, a random teacher of the previous growth")
     sbm: bool = Field(default=True, description="selection of the best model; off: w/oSBM, the growth's last model")
-    ssa: bool = Field(default=True, description="augmented prototype features; off: w/oSSA, the prototypes alone")
+    ssa: bool = Field(default=True, description="augmented prototype features; off: w/oSSA, only the prototypes")
     npb: bool = Field(default=True, description="perturbed prototypes; off: w/oNPB, gradients of the images themselves")
     detector: Literal["auto", "fixed", "oracle"] = Field(default="auto", description=DETECTOR)
     observed: Literal["plain", "augmented"] = Field(
-        default="plain", description="the images whose entropy is taken: plain, or augmented as in training (D10)"
+        default="plain", description="images for the detector's entropy: plain, or augmented as in training (D10)"
     )
     shares: Literal["first_round", "when_selected"] = Field(
         default="first_round",
         description="who sends prototypes: only clients selected in the round in which they notice new classes, "
-        "or every client when it is selected next",
+        "or every client when it is next selected",
     )
-    latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent feature while perturbing, epsilon")
+    latent_noise: float = Field(default=0.1, ge=0, description="noise in the latent features for perturbation, epsilon")
     perturb_steps: Count = Field(default=50, description="steps of the perturbation (D25)")
     perturb_rate: float = Field(
-        default=1.0, gt=0, description="learning rate of the perturbation; the code's 0.2 (D25)"
+        default=1.0, gt=0, description="learning rate of the perturbation; 0.2 in the code (D25)"
     )
     capacity: Count | None = Field(
-        default=None, description="class outputs of the encoding network; as many as the data set has, if not given"
+        default=None, description="class outputs of the encoding network; the data set's number of classes if not given"
     )
     iterations: Count = Field(default=60, description=ITERATIONS)
     start: Literal["smooth", "white"] = Field(default="smooth", description=START)
-    rate: float = Field(default=1.0, gt=0, description="first step length of L-BFGS; the code's 0.1 (D27)")
-    snapshots: Count = Field(default=1, description="last iterates that count as prototypes; the code's 20 (D28)")
-    augmented: Count = Field(default=5, description="augmented features a prototype, upsilon")
+    rate: float = Field(default=1.0, gt=0, description="first step length of L-BFGS; 0.1 in the code (D27)")
+    snapshots: Count = Field(default=1, description="last iterates that are used as prototypes; 20 in the code (D28)")
+    augmented: Count = Field(default=5, description="augmented features per prototype, upsilon")
     radius: float = Field(default=0.1, ge=0, description="radius of the augmented features, xi")
     omega: Literal["mean", "sqrt"] = Field(
         default="mean", description="scale of the augmentation: the mean variance (Eq. 12), or its square root (N8)"
@@ -141,7 +141,7 @@ class LGA(NearestMean):
         return terms
 
     def weights(self, context: ClientContext, logits: Tensor, labels: Tensor) -> Tensor:
-        """w_i (B,) of Eqs. 2-5: how much a sample's own gradient exceeds the mean of its growth."""
+        """w_i (B,) of Eqs. 2-5: a sample's own gradient relative to the mean of its growth."""
         gradient = losses.softmax_gradient if self.form == "softmax" else losses.sigmoid_gradient
         exponent = losses.sharpening(*context.class_counts)
         return losses.group_balanced_weights(gradient(logits, labels), context.growth_of[labels], exponent)
@@ -172,11 +172,11 @@ class LGA(NearestMean):
 
 @dataclass(frozen=True, config=STRICT)
 class LGAPaper(LGA):
-    """The same method as its text has it, word by word: softmax outputs, the distillation in the printed direction, the
-    fixed entropy threshold, reconstruction from white noise. One method in two readings, so only defaults differ."""
+    """The same method exactly as the paper's text describes it: softmax outputs, the distillation in the printed
+    direction, the fixed entropy threshold, reconstruction from white noise. Only the defaults differ."""
 
     name: ClassVar[str] = "lga_paper"
-    about: ClassVar[str] = "LGA in the literal reading of its text: softmax, Eq. 6 as printed, threshold 1.2"
+    about: ClassVar[str] = "LGA exactly as in the paper's text: softmax, Eq. 6 as printed, threshold 1.2"
 
     form: Literal["softmax", "sigmoid"] = Field(default="softmax", description=FORM)
     sd: Literal["full", "renorm", "literal"] = Field(default="literal", description=SD)

@@ -1,4 +1,4 @@
-"""LGA as its authors' code has it, with the quirks that docs/departures.md lists as D1-D5 and D18."""
+"""LGA as in its authors' code, with the quirks that docs/departures.md lists as D1-D5 and D18."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -25,7 +25,7 @@ class LGACode(LGA):
     name: ClassVar[str] = "lga_code"
     about: ClassVar[str] = "LGA with the quirks of its authors' code: cumulative groups, clamped weights, jumping rate"
 
-    form: Literal["sigmoid"] = Field(default="sigmoid", description="the outputs that both losses are made of")
+    form: Literal["sigmoid"] = Field(default="sigmoid", description="the outputs that both losses use")
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
 
     @property
@@ -52,8 +52,8 @@ class LGACode(LGA):
 
 
 def cumulative_weights(gradients: Tensor, groups: Tensor, task: int) -> Tensor:
-    """The code's w_i (B,): V^e with e = t / (t + 1), over the mean of every old group that contains the sample, added
-    up; the group of old task k holds tasks 0 to k (D3, D4). The newest task has a group of its own."""
+    """The code's w_i (B,): V^e with e = t / (t + 1), divided by the mean of every old group that contains the sample,
+    summed; the group of old task k holds tasks 0 to k (D3, D4). The newest task has its own group."""
     sharp = gradients ** (task / (task + 1))
     weights = torch.zeros_like(sharp)
     for k in range(task):
@@ -68,6 +68,6 @@ def cumulative_weights(gradients: Tensor, groups: Tensor, task: int) -> Tensor:
 
 def drops_in_round(milestones: tuple[float, ...], start: float, now: float) -> int:
     """How often the rate has fallen by now: the optimiser is new in every round, so only this round's milestones count,
-    but the k-th of them brings the k-th power at once (D18)."""
+    but the k-th of them applies the k-th power at once (D18)."""
     passed = [k + 1 for k, milestone in enumerate(milestones) if start - 1e-9 <= milestone <= now + 1e-9]
     return max(passed, default=0)

@@ -15,15 +15,16 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class PODNet(shared.ProxyMethod):
-    """A classifier of ten proxies a class; distillation of the squared maps of all stages, summed over width and over
-    height, and of the pooled features; after each task but the first all proxies are fine-tuned on the balanced
-    memory. The shipped margin of the loss is taken from every class and so does nothing: it is left out. Federated:
-    the server makes the proxies of new classes, from the second task on, from the class means that the clients of the
-    growth's round send; old proxies are neither trained nor sent in the main phase; after a task's last round those of
-    its clients that have exemplars of old and of new classes fine-tune the classifier, and the server averages it
-    alone, by their numbers of exemplars. A port tunes the backbone too and leaves old proxies out; here all proxies are
-    tuned and nothing else is, nor do statistics move. To answer by the nearest mean the authors take a `spatial` of
-    5 and, in place of the learned scale, a fixed one of 9; here the scale is learned for both."""
+    """A classifier of ten proxies per class; distillation of the squared maps of all stages, summed over width and over
+    height, and of the pooled features; after each task but the first, all proxies are fine-tuned on the balanced
+    memory. The margin of the published loss is subtracted from every class and so has no effect: it is left out.
+    Federated: from the second task on, the server initialises the proxies of new classes from the class means that the
+    clients of the growth's round send; old proxies are neither trained nor sent in the main phase; after a task's last
+    round those of its clients that have exemplars of old and of new classes fine-tune the classifier, and the server
+    averages only the classifier, weighted by the numbers of exemplars. Another port also tunes the backbone and leaves
+    out old proxies; here exactly the proxies are tuned, and batch statistics do not change. For nearest-mean prediction
+    the authors use a `spatial` of 5 and a fixed scale of 9 in place of the learned one; here the scale is learned for
+    both."""
 
     name: ClassVar[str] = "podnet"
     about: ClassVar[str] = "PODNet (Douillard et al., 2020): pooled-outputs distillation, proxies, balanced fine-tuning"

@@ -1,5 +1,5 @@
-"""What a method wants of the other roles, as plain values: how clients notice new classes, who picks the old model that
-they distil from, and what prototypes they share. The parties build themselves from these."""
+"""What a method needs from the other roles, as plain values: how clients notice new classes, who picks the old model
+that they distil from, and which prototypes they share. The parties are built from these values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ DetectorKind = Literal["auto", "fixed", "oracle"]
 
 @dataclass(frozen=True)
 class NoTeachers:
-    """Nobody distils: nothing is kept and nothing is sent."""
+    """No distillation: no old model is kept or sent."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class LastModel:
 
 @dataclass(frozen=True)
 class RandomModel:
-    """The teacher is drawn from the global models of a growth, each as likely (w/oPSR)."""
+    """The teacher is drawn uniformly from the global models of a growth (w/oPSR)."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class PrototypeSelection:
     """LGA's proxy: how it reconstructs, augments and selects."""
 
     iterations: int  # of L-BFGS
-    augmented: int  # features made of each prototype, upsilon; 0: none but its own
-    capacity: int | None = None  # class outputs of the encoding network; as many as the data set has, if not given
+    augmented: int  # augmented features per prototype, upsilon; 0: only its own features
+    capacity: int | None = None  # class outputs of the encoding network; the data set's number of classes if None
     start: str = "smooth"  # or white
     rate: float = 1.0  # of L-BFGS
-    snapshots: int = 1  # last iterates that count as prototypes (D28: 1)
+    snapshots: int = 1  # last iterates that are used as prototypes (D28: 1)
     radius: float = 0.1  # xi
     root: bool = False  # omega as the square root of the mean variance (N8)
-    patience: int = 1  # first rounds of a growth that count for nothing
-    select: bool = True  # the best model; if not, the last
+    patience: int = 1  # first rounds of a growth that are not scored
+    select: bool = True  # True: the best model; False: the last one
 
 
 TeacherSelection = NoTeachers | LastModel | RandomModel | PrototypeSelection
@@ -45,14 +45,14 @@ TeacherSelection = NoTeachers | LastModel | RandomModel | PrototypeSelection
 class Perturbation:
     """How prototype images are perturbed (Eqs. 13-14)."""
 
-    noise: float  # in the latent feature, epsilon
+    noise: float  # in the latent features, epsilon
     steps: int
     rate: float = 1.0
 
 
 @dataclass(frozen=True)
 class PrototypeSharing:
-    """How clients make the prototypes that they share with the proxy, and who does."""
+    """How clients make the prototypes that they share with the proxy, and which clients share them."""
 
     perturbation: Perturbation | None  # None: gradients of the images themselves
-    late: bool = False  # does a client that was not selected when it noticed new classes share them when it is next?
+    late: bool = False  # may a client that was not selected when it noticed new classes share them later?

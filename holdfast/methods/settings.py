@@ -10,7 +10,7 @@ from holdfast.settings import STRICT, setting
 
 @dataclass(frozen=True, config=STRICT)
 class TrainSettings:
-    """Local training; what is not given comes from the method's own preset."""
+    """Local training; settings that are not given come from the method's preset."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = setting(2, "local epochs per round")
     batch: Annotated[int, Field(ge=1, le=65_536)] = setting(128, "batch size")
@@ -18,7 +18,7 @@ class TrainSettings:
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = setting(None, "momentum of SGD")
     weight_decay: Annotated[float, Field(ge=0, le=1)] | None = setting(None, "weight decay of SGD")
     schedule: Literal["cosine", "steps"] | None = setting(
-        None, "how the learning rate falls in the course of a task: cosine or steps"
+        None, "how the learning rate falls during a task: cosine or steps"
     )
     milestones: list[Annotated[float, Field(ge=0, le=1)]] | None = setting(
         None, "steps: the fractions of a task after which the learning rate drops"

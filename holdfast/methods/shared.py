@@ -1,4 +1,4 @@
-"""What several methods do alike: answers by class means that clients put together, and a classifier made of proxies."""
+"""What several methods share: prediction by class means over all clients, and a classifier made of proxies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -21,8 +21,8 @@ from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
 from holdfast.settings import STRICT
 
-BEYOND = 2.0  # more than any cosine
-SPREAD = 0.3  # length of the noise that makes proxies of one mean, which has length 1
+BEYOND = 2.0  # larger than any cosine
+SPREAD = 0.3  # length of the noise that makes several proxies from one mean of length 1
 
 
 def class_sums(context: ClientContext, ids: Tensor) -> Extras:
@@ -36,14 +36,14 @@ def class_sums(context: ClientContext, ids: Tensor) -> Extras:
 
 
 def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
-    """The unit class means (C, d) that all clients' sums add up to, and which classes have one (C,)."""
+    """The normalised class means (C, d) over all clients, and which classes have one (C,)."""
     sums = torch.stack([e.tensors["sums"].double() for e in extras]).sum(dim=0)
     known = torch.stack([e.tensors["counts"] for e in extras]).sum(dim=0) > 0
     return F.normalize(sums, dim=1).float(), known
 
 
 class Replay(Method):
-    """A method whose clients keep exemplars and distil from the last model of the growth before."""
+    """A method whose clients keep exemplars and distil from the last model of the previous growth."""
 
     @property
     def keeps_memory(self) -> bool:
@@ -55,14 +55,14 @@ class Replay(Method):
 
 @dataclass(frozen=True, config=STRICT)
 class NearestMean(Replay):
-    """What iCaRL, those who build on it and LGA can answer by: the head, or the nearest mean of exemplars. For that the
-    clients of a task's last round send, class by class, the sum of their exemplars' unit features under the new global
-    model and their number; the server adds them up. A class that none of them holds keeps its mean of before; one that
-    has none at all (new classes in mid-task, or where none of these clients holds it) is the answer where the head says
-    so."""
+    """Prediction by the head or by the nearest mean of exemplars, for iCaRL, methods built on it and LGA. For
+    nearest-mean prediction the clients of a task's last round send, per class, the sum of their exemplars' unit
+    features under the new global model and their number; the server adds them up. A class that none of these clients
+    holds keeps its previous mean. A class without any mean (new during a task, or never held by these clients) is
+    predicted if the head predicts it."""
 
     inference: Literal["head", "nme"] = Field(
-        default="head", description="who answers: the head, or the nearest mean of exemplars"
+        default="head", description="prediction by the head, or by the nearest mean of exemplars (nme)"
     )
 
     def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
@@ -95,17 +95,17 @@ class NearestMean(Replay):
         if self.inference == "head" or not logits.shape[1]:
             return logits
         means = model.noted("mean")
-        cosines = F.normalize(output.features, dim=1) @ means.T  # of unit length both: the largest is the nearest
+        cosines = F.normalize(output.features, dim=1) @ means.T  # unit vectors: the largest is the nearest
         said = F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool()
         return torch.where(means.any(dim=1), cosines, torch.where(said, BEYOND, -BEYOND))
 
     @property
     def scores_are_logits(self) -> bool:
-        return self.inference == "head"  # cosines are near or far, but nothing says how near is how probable
+        return self.inference == "head"  # a softmax of cosines gives no probabilities
 
 
 def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
-    """One tensor of all clients' extras, averaged by their numbers of images."""
+    """One tensor of all clients' extras, averaged with their numbers of images as weights."""
     counts = torch.stack([e.tensors["images"] for e in extras]).double()
     values = torch.stack([e.tensors[name].double() for e in extras])
     mean: Tensor = torch.tensordot(counts / counts.sum(), values, dims=1).float()
@@ -113,22 +113,23 @@ def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
 
 
 def old_blocks(model: IncrementalModel) -> frozenset[str]:
-    """The names of the parts of the head that are not of the newest growth."""
+    """The names of the head's tensors that do not belong to the newest growth."""
     newest = f"blocks.{len(model.blocks) - 1}."
     return frozenset(n for n in model.state_dict() if n.startswith("blocks.") and not n.startswith(newest))
 
 
 def stage_without(context: ClientContext, fixed: frozenset[str], ids: Tensor) -> Stage:
-    """Ordinary training of all parameters but these."""
+    """Ordinary training of all parameters except the `fixed` ones."""
     for name, parameter in context.model.named_parameters():
         parameter.requires_grad_(name not in fixed)
     return context.stage(ids)
 
 
 def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
-    """New classes' proxies: the mean of the class's unit features over all clients, with noise that makes several of
-    one, as long as the old proxies are on average. Centres that every client finds by itself would be in another order
-    at each, and their mean would be nothing. A class that no client told of keeps its random ones."""
+    """Initialises the proxies of new classes: the mean of the class's unit features over all clients, plus noise to
+    make several proxies from it, scaled to the average length of the old proxies. Centres that every client computed by
+    itself would be in a different order on each, and their mean would be meaningless. A class that no client reported
+    keeps its random proxies."""
     assert isinstance(model, ProxyModel)
     if not extras:
         return
@@ -144,9 +145,9 @@ def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, 
 
 
 def tuned_classifier(context: ClientContext, epochs: int, rate: float) -> dict[str, Tensor]:
-    """All proxies after some epochs on the client's exemplars, which are balanced; the rest of the model stays as it
-    is, its statistics too. Only where there are exemplars of old and of new classes, for without both there is nothing
-    to balance: so nothing in the first task, as published."""
+    """All proxies after some epochs on the client's exemplars, which are balanced; the rest of the model, including its
+    batch statistics, stays unchanged. Empty without exemplars of both old and new classes, because then there is
+    nothing to balance; so nothing is tuned in the first task, as published."""
     if not epochs or not context.has_old_and_new:
         return {}
     model = context.model.eval()
@@ -164,7 +165,7 @@ def tuned_classifier(context: ClientContext, epochs: int, rate: float) -> dict[s
 
 
 def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None:
-    """The mean of all proxies over the clients that tuned them, by their numbers of exemplars."""
+    """Averages all proxies over the clients that tuned them, weighted by the numbers of exemplars."""
     tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors)]
     for name in (name for name in (tuned[0].tensors if tuned else ()) if name.startswith("blocks.")):
         model.get_parameter(name).data.copy_(mean_of(tuned, name))
@@ -172,11 +173,11 @@ def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None
 
 @dataclass(frozen=True, config=STRICT)
 class ProxyMethod(NearestMean):
-    """What PODNet and AFC, which has PODNet's classifier, do alike."""
+    """What PODNet and AFC, which uses PODNet's classifier, have in common."""
 
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
     tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
-    clamp: float = Field(default=5.0, gt=0, description="largest entry of a gradient that is let through")
+    clamp: float = Field(default=5.0, gt=0, description="gradients are clamped to this absolute value")
 
     @property
     def preset(self) -> Preset:
@@ -192,11 +193,11 @@ class ProxyMethod(NearestMean):
         return True
 
     def begin_task(self, context: ClientContext) -> Extras | None:
-        """Where the new classes lie; in the first task nowhere yet, and proxies begin at random."""
+        """The class sums of the new classes; none in the first task, whose proxies start at random."""
         return class_sums(context, context.data) if len(context.registry.growths) > 1 else None
 
     def finish_task(self, context: ClientContext) -> Extras | None:
-        """The tuned classifier, and what the answers by the nearest mean want; the features do not change by tuning."""
+        """The tuned classifier, and the class sums for nearest-mean prediction; tuning does not change the features."""
         found = tuned_classifier(context, self.tune_epochs, self.tune_rate)
         if self.inference == "nme":
             found |= class_sums(context, context.exemplars).tensors
@@ -227,7 +228,7 @@ class ProxyMethod(NearestMean):
         return terms
 
     def distilled(self, context: ClientContext, output: Output, teacher: Output) -> Losses:
-        """What is kept of the old model; it counts the more the more classes are old."""
+        """The distillation losses; their weight grows with the fraction of old classes."""
         raise NotImplementedError
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:

@@ -19,18 +19,19 @@ from holdfast.settings import STRICT
 
 @dataclass(frozen=True, config=STRICT)
 class SSIL(Replay):
-    """The softmax is taken over new classes for new images and over old classes for exemplars, so that neither pushes
-    the other's outputs down; every old task's outputs are distilled as a distribution of their own; each batch of new
-    images is joined by a quarter as many exemplars, which are cycled; the first images of a class are kept, not the
-    herded ones. Federated: "new" is the newest growth of the head, also for a client that holds some of its classes or
-    none. A newcomer has no exemplars and so no second term; a client that has not moved on has exemplars only. The
-    authors' code maps a label to its remainder by the task's size; here it is its place after the old classes."""
+    """The softmax is taken over new classes for new images and over old classes for exemplars, so that neither
+    suppresses the other's outputs; the outputs of each old task are distilled as a separate distribution; each batch of
+    new images is joined by a quarter as many exemplars, which are cycled; the memory keeps the first images of a class,
+    not the herded ones. Federated: "new" is the newest growth of the head, even for a client that holds only some of
+    its classes or none. A newcomer has no exemplars and so no second term; a client that has not moved on has only
+    exemplars. The authors' code maps a label to its remainder modulo the task's size; here it is the position after the
+    old classes."""
 
     name: ClassVar[str] = "ssil"
     about: ClassVar[str] = "SS-IL (Ahn et al., 2021): separated softmax, task-wise distillation, 4:1 replay batches"
 
-    temperature: float = Field(default=2.0, gt=0, description="of the task-wise distillation, T")
-    ratio: int = Field(default=4, ge=1, description="new images for each exemplar of a batch")
+    temperature: float = Field(default=2.0, gt=0, description="temperature of the task-wise distillation, T")
+    ratio: int = Field(default=4, ge=1, description="new images per exemplar in a batch")
 
     @property
     def preset(self) -> Preset:
@@ -40,13 +41,13 @@ class SSIL(Replay):
         return torch.arange(min(count, len(features)))
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
-        """The learning rate is that of the task divided by its number."""
+        """Ordinary training with the learning rate divided by the number of tasks so far."""
         stage = context.stage(context.everything)
         rate, tasks = stage.rate, len(context.registry.growths)
         yield replace(stage, batches=lambda e: self.batches(context, e), rate=lambda epoch: rate(epoch) / tasks)
 
     def batches(self, context: ClientContext, epoch: int) -> Iterator[Batch]:
-        """New images once, each batch with a part of the exemplars; exemplars alone where there are no new images."""
+        """All new images once, each batch with some exemplars; only exemplars if there are no new images."""
         fresh, kept = context.data, context.memory
         if not len(fresh) or not len(kept):
             yield from context.batches(context.everything, epoch)

@@ -1,4 +1,4 @@
-"""A small vision transformer with one token and one head a task (DyTox): patches, gated attention, class attention."""
+"""A small vision transformer with one token and one head per task (DyTox): patches, gated and class attention."""
 
 import math
 
@@ -14,8 +14,8 @@ PATCH = 4
 
 
 class GatedAttention(Particular):
-    """Attention by content and by place, mixed by a gate that each head learns (ConViT). It begins like a convolution:
-    heads look at one neighbouring place each, as many as fill a square around the patch, and pass on what is there."""
+    """Attention by content and by position, mixed by a gate that each head learns (ConViT). It is initialised like a
+    convolution: each head attends to one neighbouring position, in a square around the patch, and copies its value."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class GatedAttention(Particular):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Head number h looks at place h of a square around the patch: -|step - h|^2, but for a constant."""
+        """Head h attends to position h of a square around the patch: -|step - h|^2, up to a constant."""
         nn.init.eye_(self.values.weight)
         side = math.isqrt(self.heads)
         for head in range(side**2):
@@ -37,7 +37,7 @@ class GatedAttention(Particular):
         self.gate.fill_(1.0)
 
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        """x (B, N, D), the relative places of the N patches (N, N, 3)."""
+        """x (B, N, D), the relative positions of the N patches (N, N, 3)."""
         queries, keys = self.queries_keys(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         content = (queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[-1])).softmax(dim=-1)  # (B, h, N, N)
         place = self.place(places).permute(2, 0, 1).softmax(dim=-1)  # (h, N, N)
@@ -49,7 +49,7 @@ class GatedAttention(Particular):
 
 
 class ClassAttention(nn.Module):
-    """Every token asks; itself and all patches answer, but no other token."""
+    """Every token attends to itself and to all patches, but to no other token."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -58,27 +58,27 @@ class ClassAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor, patches: Tensor) -> Tensor:
-        """tokens (T, D), patches (B, N, D), to (B, T, D). What the patches answer with is found once for all tokens."""
+        """tokens (T, D), patches (B, N, D), to (B, T, D). The patches' keys and values are computed once."""
         queries = self.queries(tokens).unflatten(1, (self.heads, -1)).transpose(0, 1)  # (h, T, d)
         own_keys, own_values = self.keys_values(tokens).unflatten(1, (2, self.heads, -1)).permute(1, 2, 0, 3)
         keys, values = self.keys_values(patches).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         own = (queries * own_keys).sum(dim=2, keepdim=True).expand(len(patches), -1, -1, -1)  # (B, h, T, 1)
         scores = torch.cat([own, queries @ keys.transpose(2, 3)], dim=3) / math.sqrt(queries.shape[-1])
-        shares = scores.softmax(dim=3)
-        mixed = shares[..., :1] * own_values + shares[..., 1:] @ values  # (B, h, T, d)
+        weights = scores.softmax(dim=3)
+        mixed = weights[..., :1] * own_values + weights[..., 1:] @ values  # (B, h, T, d)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
 
 class Mlp(nn.Sequential):
-    """Two linear layers, four times as wide between."""
+    """Two linear layers with a hidden layer four times as wide."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
 
 class EncoderBlock(nn.Module):
-    """Gated attention and a perceptron, each on the normalised sum so far."""
+    """Gated attention and a perceptron, each with layer norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Class attention and a perceptron, for each token by itself."""
+    """Class attention and a perceptron, for each token separately."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class DecoderBlock(nn.Module):
         self.norm2, self.mlp = nn.LayerNorm(width), Mlp(width)
 
     def forward(self, tokens: Tensor, patches: Tensor) -> Tensor:
-        answers = tokens + self.attention(self.norm1(tokens), self.norm1(patches))
-        out: Tensor = answers + self.mlp(self.norm2(answers))
+        attended = tokens + self.attention(self.norm1(tokens), self.norm1(patches))
+        out: Tensor = attended + self.mlp(self.norm2(attended))
         return out
 
 
 class Encoder(nn.Module):
-    """Images to patches (B, N, D): the transformer's own, each with a learned number for its place, through blocks of
-    gated attention; or the last maps of a convolutional backbone as they are."""
+    """Images to patches (B, N, D): image patches with learned position embeddings, through blocks of gated attention;
+    or the last maps of a convolutional backbone, unchanged."""
 
     def __init__(self, spec: ModelSpec, width: int, heads: int, blocks: int, convolutional: bool) -> None:
         super().__init__()
@@ -132,8 +132,8 @@ class Encoder(nn.Module):
 
 
 class TokenModel(IncrementalModel):
-    """An encoder that all tasks share; a token, its answer and a head for each; and a head that tells the newest
-    task's classes from all old ones, which the next growth replaces. Features are the answers to all tokens."""
+    """An encoder that all tasks share; one token and one head per task; and a divergence head that tells the newest
+    task's classes from all old ones, which the next growth replaces. Features are the outputs of all tokens."""
 
     def __init__(
         self, spec: ModelSpec, rng: torch.Generator, width: int, heads: int, blocks: int, convolutional: bool
@@ -170,11 +170,11 @@ class TokenModel(IncrementalModel):
         return block
 
     def classify(self, features: Tensor) -> Tensor:
-        """The answers to all tokens, one after another (B, T D), to logits (B, C)."""
+        """The concatenated outputs of all tokens (B, T D), to logits (B, C)."""
         if not self.blocks:
             return features.new_zeros(len(features), 0)
-        answers = features.split(self.features, dim=1)
-        return torch.cat([head(answer) for head, answer in zip(self.blocks, answers, strict=True)], dim=1)
+        outputs = features.split(self.features, dim=1)
+        return torch.cat([head(output) for head, output in zip(self.blocks, outputs, strict=True)], dim=1)
 
     def forward(self, images: Tensor) -> Output:
         patches = self.backbone(images)
@@ -184,7 +184,7 @@ class TokenModel(IncrementalModel):
 
 
 def relative_places(height: int, width: int) -> Tensor:
-    """(N, N, 3): how far to the right, how far down, and how far in square, each patch is from each."""
+    """(N, N, 3): the horizontal, vertical and squared distance of each patch from each other one."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     place = torch.stack([columns.flatten(), rows.flatten()], dim=1).float()
     steps = place[None, :, :] - place[:, None, :]

@@ -26,5 +26,5 @@ class ConvNet(nn.Module):
         for convolve, normalise in zip(self.convs, self.norms, strict=True):
             x = normalise(convolve(x))
             maps.append(x)
-            x = F.relu(F.max_pool2d(x, 2))  # the same as the other way round, on a quarter of the pixels
+            x = F.relu(F.max_pool2d(x, 2))  # same result as ReLU before pooling, on a quarter of the pixels
         return x.mean(dim=(2, 3)), maps

@@ -11,7 +11,7 @@ CHANNELS, KERNEL, PADDING = 12, 5, 2
 class GradientEncoder(nn.Module):
     """Three 5x5 convolutions with sigmoids and a linear layer; 85,036 parameters for 100 classes at 32 pixels.
 
-    The proxy server initialises it and hands it to clients once; the number of classes is a fixed capacity."""
+    The proxy server initialises it and sends it to each client once; the number of classes is a fixed capacity."""
 
     def __init__(self, image_size: int, classes: int, rng: torch.Generator) -> None:
         super().__init__()

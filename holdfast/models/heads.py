@@ -1,4 +1,4 @@
-"""Heads beyond the linear one: each grows by blocks, as the classes do."""
+"""Heads other than the linear one; they also grow by blocks, as classes are added."""
 
 import torch
 import torch.nn.functional as F
@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 
-PROXIES = 10  # of a class
+PROXIES = 10  # per class
 
 
 class ProxyBlock(nn.Module):
-    """Local similarity classifier (PODNet): each class has several proxies and is as near as they are, the nearest
-    counting most."""
+    """Local similarity classifier (PODNet): each class has several proxies; its score is their similarity to the
+    features, with the nearest weighted most."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class ProxyBlock(nn.Module):
 
 class ProxyModel(IncrementalModel):
     """A backbone, blocks of proxies, and one learned scale of all scores. Features are the last maps' means before the
-    ReLU, so that they can point in all directions. The scale is kept as its logarithm: a scale that crosses zero, which
-    one large step can make it do, turns every answer into its opposite."""
+    ReLU, so that they can point in all directions. The scale is stored as its logarithm, because one large step could
+    make a plain scale negative, which would reverse every prediction."""
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__(spec, rng)
@@ -37,7 +37,7 @@ class ProxyModel(IncrementalModel):
 
     @property
     def scale(self) -> Tensor:
-        """eta, at first 1."""
+        """eta, initially 1."""
         return self.log_scale.exp()
 
     def forward(self, images: Tensor) -> Output:

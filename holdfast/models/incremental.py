@@ -1,4 +1,4 @@
-"""A backbone and a head that grows; one forward gives logits, features and stage maps."""
+"""A backbone and a growing head; one forward pass gives logits, features and stage maps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from holdfast.models.layers import materialise
 
 
 class Output(NamedTuple):
-    """What one forward pass gives."""
+    """The result of one forward pass."""
 
     logits: Tensor  # (B, C)
     features: Tensor  # (B, d)
@@ -28,12 +28,12 @@ class ModelSpec:
     image_size: int
 
 
-Notes = dict[str, tuple[tuple[int, ...], float]]  # name -> the shape that a class has, and the first value
+Notes = dict[str, tuple[tuple[int, ...], float]]  # name -> shape per class, initial value
 
 
 class IncrementalModel(nn.Module):
-    """A backbone with one linear block for each growth of the head. It may also carry what the server notes about each
-    class, in buffers that no client trains; `kinds` says which, before the first growth."""
+    """A backbone with one linear block per growth of the head. It may also carry notes of the server about each class,
+    in buffers that no client trains; set `kinds` to choose them before the first growth."""
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class IncrementalModel(nn.Module):
         return [block.out_features for block in self.blocks]  # type: ignore[misc]
 
     def grow(self, classes: int, rng: torch.Generator) -> None:
-        """Appends a block of new classes; old logits keep their bits, which one wider matrix would not promise."""
+        """Appends a block of new classes. Old logits keep their bits, which one wider matrix would not ensure."""
         device = next(self.backbone.parameters()).device
         self.blocks.append(self.new_block(classes, rng).to(device))
         note = nn.Module()
@@ -63,7 +63,7 @@ class IncrementalModel(nn.Module):
         self.notes.append(note.to(device))
 
     def new_block(self, classes: int, rng: torch.Generator) -> nn.Module:
-        """The part of the head that is for new classes: features (B, d) to their logits."""
+        """The part of the head for new classes: features (B, d) to their logits."""
         with torch.device("meta"):
             block = nn.Linear(self.features, classes)
         materialise(block, rng)
@@ -80,7 +80,7 @@ class IncrementalModel(nn.Module):
         return Output(self.classify(features), features, maps)
 
     def noted(self, name: str) -> Tensor:
-        """One kind of note, of all classes (C, ...)."""
+        """One kind of note for all classes (C, ...)."""
         return torch.cat([note.get_buffer(name) for note in self.notes])
 
     def note(self, name: str, values: Tensor) -> None:
@@ -95,6 +95,6 @@ class IncrementalModel(nn.Module):
 
 
 def grow_to(model: IncrementalModel, growths: Sequence[int], rng: torch.Generator) -> None:
-    """Appends the blocks that `model` lacks to have these growths."""
+    """Appends the missing blocks, so that `model` has these growths."""
     for classes in growths[len(model.blocks) :]:
         model.grow(classes, rng)

@@ -1,4 +1,4 @@
-"""What the networks share: normalisation layers and initialisation from our own generators."""
+"""What the networks share: normalisation layers, and initialisation from an explicit generator."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def norm_layer(kind: str, channels: int) -> nn.Module:
-    """BatchNorm, or GroupNorm with four channels or more a group."""
+    """BatchNorm, or GroupNorm with at least four channels per group."""
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(min(32, channels // 4), channels)
 
 
@@ -18,7 +18,7 @@ def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 @torch.no_grad()
 def initialise(module: nn.Module, rng: torch.Generator) -> None:
     """Fills every parameter and buffer: He's normal for convolutions, uniform for linear layers, identity for norms, a
-    narrow normal for tables."""
+    narrow normal for embeddings."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             fan_out = part.out_channels * part.kernel_size[0] * part.kernel_size[1]
@@ -40,7 +40,7 @@ def initialise(module: nn.Module, rng: torch.Generator) -> None:
 
 
 def materialise(module: nn.Module, rng: torch.Generator) -> None:
-    """Gives a module that was built on the meta device (which draws nothing) its memory and its first values."""
+    """Allocates and initialises a module that was built on the meta device (which draws no random numbers)."""
     module.to_empty(device="cpu")
     initialise(module, rng)
     for part in module.modules():
@@ -49,7 +49,7 @@ def materialise(module: nn.Module, rng: torch.Generator) -> None:
 
 
 class Particular(nn.Module):
-    """A module that wants first values of its own."""
+    """A module with its own initial values, which `begin` sets."""
 
     def begin(self) -> None:
         raise NotImplementedError

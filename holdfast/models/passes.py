@@ -11,7 +11,7 @@ CHUNK = 128  # images per forward pass; fixed, because the bits of a result may 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; restores what was before."""
+    """Evaluation mode without gradients; restores the previous mode."""
     before = model.training
     model.eval()
     try:
@@ -23,7 +23,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode with fixed parameters, though inputs may have gradients; restores what was before."""
+    """Evaluation mode with fixed parameters, although inputs may have gradients; restores the previous mode."""
     before = model.training
     model.eval().requires_grad_(False)
     try:
@@ -38,8 +38,8 @@ def in_chunks(
     rows: Tensor,
     compute: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """What `compute` makes of these images, chunk by chunk, on the CPU; `pixels` gives a chunk's images as the network
-    sees them."""
+    """The result of `compute` for these images, chunk by chunk, on the CPU; `pixels` returns a chunk's images in the
+    form that the network takes."""
     with evaluating(model):
         parts = [compute(pixels(chunk)) for chunk in rows.split(CHUNK)]
     return torch.cat(parts).cpu()

@@ -14,13 +14,13 @@ from holdfast.files import write_atomic
 
 
 def write_model(file: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """The weights with all that is needed to use them, the class names first of all."""
+    """Writes the weights together with all facts needed to use them, such as the class names."""
     plain = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     write_atomic(file, save(plain, metadata={"holdfast": json.dumps(facts)}))
 
 
 def read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_model` wrote."""
+    """Reads weights and facts that `write_model` wrote."""
     if not file.is_file():
         raise HoldfastError(f"{file.parent} holds no {file.name}; give the folder of a finished run")
     try:

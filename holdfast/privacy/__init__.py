@@ -1,1 +1,1 @@
-"""What a client lets out of its house, and what can be made of it."""
+"""What a client shares of its images, and what can be reconstructed from it."""

@@ -1,4 +1,4 @@
-"""L_IR (Eq. 9): how far an image's gradient is from the one that was sent, and in which direction its pixels should go.
+"""L_IR (Eq. 9): the distance of an image's gradient from the one that was sent, and its own gradient by the pixels.
 
 Both are written out by hand. Automatic differentiation of a gradient would do the same arithmetic in three times the
 time, most of it spent on moving memory."""
@@ -12,7 +12,7 @@ from holdfast.privacy.encode import Gradients, Layer, passes
 
 
 class Target:
-    """The gradients that N prototypes are to have, laid out for arithmetic."""
+    """The target gradients of N prototypes, laid out for arithmetic."""
 
     def __init__(self, encoder: GradientEncoder, wanted: Gradients, labels: Tensor) -> None:
         self.encoder, self.labels = encoder, labels
@@ -26,17 +26,17 @@ class Target:
         self.features = torch.einsum("nch,nc->nh", wanted["linear.weight"], self.error) / lengths
 
     def distance(self, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """L_IR (M,) of images (M, 3, S, S) for the prototypes `rows` (M,), and its slope in their pixels."""
+        """L_IR (M,) of images (M, 3, S, S) for the prototypes `rows` (M,), and its gradient by their pixels."""
         found = passes(self.encoder, images, self.labels[rows])
         values, by_error, by_features = self._last_layer(found.error, found.features, rows)
-        by_delta, by_weight = [], []  # of each layer: L_IR by delta from its own gradients alone, and by its weights'
+        by_delta, by_weight = [], []  # per layer: L_IR by delta from its own gradients only, and by its weights'
         for layer, weight, bias in zip(found.layers, self.weights, self.biases, strict=True):
             off = layer.weight_gradient - weight[rows]
             off_bias = layer.delta.sum(dim=2) - bias[rows]
             values = values + off.square().sum(dim=(1, 2)) + off_bias.square().sum(dim=1)
             by_weight.append(2 * off)
             by_delta.append(by_weight[-1] @ layer.patches.transpose(1, 2) + 2 * off_bias[:, :, None])
-        by_outputs = []  # of each layer, from the backward pass alone
+        by_outputs = []  # per layer, from the backward pass only
         by_upstream = torch.empty(0)
         for i, layer in enumerate(found.layers):  # the backward pass, differentiated: from its end to its start
             if i:
@@ -56,7 +56,7 @@ class Target:
         return values, carried.view_as(images)
 
     def _last_layer(self, error: Tensor, features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The last layer's share of L_IR, and its slopes by error and features; no matrix is formed.
+        """The last layer's part of L_IR, and its gradients by error and features; no matrix is formed.
 
         With e, h found and e*, h* wanted, |e h' - e* h*'|^2 is |e - e*|^2 |h|^2 + 2 (e - e*).e* h.(h - h*)
         + |e*|^2 |h - h*|^2, exact near zero as well; the bias adds |e - e*|^2."""
@@ -82,8 +82,8 @@ def _forwards(layer: Layer, maps: Tensor) -> Tensor:
 
 
 def _to_inputs(layer: Layer, by_inputs: Tensor, by_weight: Tensor) -> Tensor:
-    """From what comes into the sigmoid (N, 12, P), and from the patches' part in the weight's gradient, to what comes
-    into the layer (N, C * H * W): two products in one."""
+    """From the gradient by the sigmoid's inputs (N, 12, P), and the patches' part in the weight's gradient, to the
+    gradient by the layer's inputs (N, C * H * W): two products in one."""
     places = layer.size[1], KERNEL, KERNEL
     own = by_weight.unflatten(2, (KERNEL, KERNEL, places[0])).permute(0, 1, 4, 2, 3).flatten(2)
     kernel = layer.conv.weight.detach().flatten(1).expand_as(own)

@@ -1,4 +1,4 @@
-"""Prototype images as gradients of the encoding network, and the label that such a gradient tells."""
+"""Prototype images as gradients of the encoding network, and the label that such a gradient reveals."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 from holdfast.models.encoder import KERNEL, PADDING, GradientEncoder
 
-Gradients = dict[str, Tensor]  # parameter name -> (N, *shape), one gradient for each image
+Gradients = dict[str, Tensor]  # parameter name -> (N, *shape), one gradient per image
 
 
 @dataclass
 class Layer:
-    """What a convolution has seen and done: P pixels, K numbers under its kernel, in the order row, column, channel."""
+    """Inputs and results of a convolution: P pixels, K numbers under its kernel, in the order row, column, channel."""
 
     conv: nn.Conv2d
     size: torch.Size  # of its inputs, (N, C, H, W)
     patches: Tensor  # (N, P, K)
     outputs: Tensor  # (N, 12, P), after the sigmoid
     upstream: Tensor  # (N, 12, P), the loss's gradient by the outputs
-    delta: Tensor  # (N, 12, P), the same by what comes into the sigmoid
+    delta: Tensor  # (N, 12, P), the same by the sigmoid's inputs
 
     @property
     def weight_gradient(self) -> Tensor:
@@ -39,7 +39,7 @@ class Passes:
 
 
 def passes(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Passes:
-    """Both passes written out, one batched product a layer: images (N, 3, S, S), pixels from 0 to 1, labels (N,)."""
+    """Both passes written out, one batched product per layer: images (N, 3, S, S), pixels from 0 to 1, labels (N,)."""
     inputs, tape = images, []
     convs = [conv for conv in encoder.convs if isinstance(conv, nn.Conv2d)]
     for conv in convs:
@@ -64,8 +64,8 @@ def passes(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Passes:
 
 
 def windows(maps: Tensor, stride: int) -> Tensor:
-    """Maps (N, C, H, W) to the (N, P, K) that a 5x5 kernel sees at each of its places. Channels go last first, because
-    then every row under the kernel is one piece of memory."""
+    """Maps (N, C, H, W) to the (N, P, K) that a 5x5 kernel sees at each position. Channels are moved to the end first,
+    so that every row under the kernel is contiguous in memory."""
     padded = F.pad(maps, (PADDING,) * 4).permute(0, 2, 3, 1).contiguous()
     seen = padded.unfold(1, KERNEL, stride).unfold(2, KERNEL, stride)  # (N, h, w, C, 5, 5)
     return seen.permute(0, 1, 2, 4, 5, 3).reshape(len(maps), seen.shape[1] * seen.shape[2], -1)
@@ -77,7 +77,7 @@ def kernel_of(conv: nn.Conv2d) -> Tensor:
 
 
 def backwards(conv: nn.Conv2d, delta: Tensor, size: torch.Size) -> Tensor:
-    """What comes back through a convolution from (N, 12, P): (N, C * H * W)."""
+    """Backpropagates (N, 12, P) through a convolution: (N, C * H * W)."""
     stride = conv.stride[0]
     places = [-(-side // stride) for side in size[-2:]]
     rest = [side - (count - 1) * stride - 1 for side, count in zip(size[-2:], places, strict=True)]

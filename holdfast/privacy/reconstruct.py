@@ -1,7 +1,7 @@
 """Prototype images from their gradients (Eqs. 9-10), all of them as one batched computation.
 
-Every image has an L-BFGS of its own (history, direction, step length); only the arithmetic is shared, so an image's
-path does not depend on its company."""
+Every image has its own L-BFGS (history, direction, step length). Only the arithmetic is batched, so an image's path
+does not depend on the other images."""
 
 import math
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from holdfast.models.encoder import GradientEncoder
 from holdfast.privacy.distance import Target
 from holdfast.privacy.encode import Gradients
 
-SUFFICIENT = 1e-4  # of the decrease that the slope promises (Armijo)
+SUFFICIENT = 1e-4  # fraction of the decrease that the slope predicts (Armijo)
 HALVINGS = 12
-GREY, CONTRAST = 0.5, 0.3  # of the pixels that a smooth start draws
+GREY, CONTRAST = 0.5, 0.3  # of the pixels of a smooth start
 HISTORY = 20  # steps that L-BFGS remembers
-TOGETHER = 24  # images a pass; many more would not fit into a core's cache
-# Points (M, D) and which of the N functions each is for (M,) -> values (M,), gradients (M, D)
+TOGETHER = 24  # images per pass; many more would not fit into a core's cache
+# Points (M, D) and the index of each one's function (M,) -> values (M,), gradients (M, D)
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -36,9 +36,9 @@ def reconstruct(
 ) -> tuple[Tensor, Tensor]:
     """Images (N, K, 3, S, S) with pixels from 0 to 1 whose gradients come near the wanted ones, and their L_IR (N,).
 
-    K is the number of last iterates that are kept. `noise` (N, 3, S, S) is standard normal: the first pixels
-    themselves (`white`, the paper's way), or their first frequencies under the spectrum of natural images (`smooth`),
-    in whose coordinates L-BFGS then works; it needs a tenth of the iterations."""
+    K is the number of last iterates that are kept. `noise` (N, 3, S, S) is standard normal: the initial pixels
+    themselves (`white`, as in the paper), or their initial frequencies under the spectrum of natural images (`smooth`).
+    With `smooth`, L-BFGS works on frequencies and needs a tenth of the iterations."""
     shape = noise.shape
     size = shape[-1]
     basis, spectrum = _cosines(size, noise), _spectrum(size, noise)
@@ -65,7 +65,7 @@ def reconstruct(
 
 
 def _cosines(size: int, like: Tensor) -> Tensor:
-    """The orthonormal cosine basis (S, S): a row for each frequency."""
+    """The orthonormal cosine basis (S, S): one row per frequency."""
     k = torch.arange(size, dtype=like.dtype, device=like.device)
     basis = torch.cos(math.pi / size * k[:, None] * (k[None, :] + 0.5)) * math.sqrt(2 / size)
     basis[0] /= math.sqrt(2)
@@ -73,19 +73,19 @@ def _cosines(size: int, like: Tensor) -> Tensor:
 
 
 def _spectrum(size: int, like: Tensor) -> Tensor:
-    """How strong each frequency is in images of things (S, S): it falls with its distance from zero."""
+    """The strength of each frequency in natural images (S, S): it falls with the distance from zero."""
     k = torch.arange(size, dtype=like.dtype, device=like.device)
     return 1 / (1 + (k[:, None] ** 2 + k[None, :] ** 2).sqrt() / 2)
 
 
 @dataclass
 class History:
-    """The last steps of each image and the changes of its gradient, as L-BFGS wants them."""
+    """The last steps of each image and the changes of its gradient, for L-BFGS."""
 
     size: int
     steps: list[Tensor]  # (N, D) each
     changes: list[Tensor]
-    scales: list[Tensor]  # (N, 1): 1 / (step . change), or 0 where the pair is of no use
+    scales: list[Tensor]  # (N, 1): 1 / (step . change), or 0 where the pair is not usable
 
     def add(self, step: Tensor, change: Tensor) -> None:
         curvature = (step * change).sum(dim=1, keepdim=True)
@@ -97,7 +97,7 @@ class History:
             del entries[: -self.size]
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """Minus the inverse Hessian's estimate times the gradient: the two-loop recursion, for all images at once."""
+        """Minus the estimated inverse Hessian times the gradient: the two-loop recursion, for all images at once."""
         q = gradient.clone()
         weights = []
         for step, change, scale in zip(
@@ -119,7 +119,7 @@ def minimise(
 ) -> tuple[list[Tensor], Tensor]:
     """Minimises N independent functions together by L-BFGS with a backtracking line search for each.
 
-    `rate` is the length of a step before it is shortened. Returns the last `keep` points and the last values."""
+    `rate` is the initial step length. Returns the last `keep` points and the last values."""
     history = History(HISTORY, [], [], [])
     points, trail = start, [start]
     values, gradients = objective(points, torch.arange(len(points), device=points.device))
@@ -151,8 +151,8 @@ def _line_search(
     slopes: Tensor,
     lengths: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shortens each image's step until its value has fallen enough; one whose value never falls stays where it is. Only
-    images that still wait are tried again."""
+    """Shortens each image's step until its value has fallen enough; an image whose value never falls keeps its point.
+    Only images without an accepted step are tried again."""
     best, best_values, best_gradients = points.clone(), values.clone(), gradients.clone()
     waiting = torch.arange(len(values), device=values.device)
     for _ in range(HALVINGS):
@@ -164,7 +164,7 @@ def _line_search(
         best[done], best_values[done], best_gradients[done] = trial[accepted], found[accepted], slope[accepted]
         if accepted.all():
             break
-        # The minimum of the parabola through the value, its slope and the failed trial, but not too short a step.
+        # The minimum of the parabola through the value, its slope and the failed trial, but bounded from below.
         parabola = -expected * lengths.square() / (2 * (found - before - expected * lengths)).clamp(min=1e-30)
         shorter = torch.where(found.isfinite(), parabola.clamp(0.1 * lengths, 0.5 * lengths), 0.1 * lengths)
         waiting, lengths = waiting[~accepted], shorter[~accepted]

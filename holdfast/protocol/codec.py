@@ -23,6 +23,7 @@ MAX_HEADER = 2**24  # of its names, shapes and plain values
 MAX_TENSORS = 100_000
 MAX_SIDE = 2**31  # of one axis of a tensor
 MAX_AXES = 8
+MAX_CLASSES = 1_000_000
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8,
     "U64": 8, "F64": 8,
@@ -35,7 +36,13 @@ class MalformedMessage(HoldfastError):
 
 def pack(kind: str, tensors: Weights, facts: Mapping[str, Any]) -> bytes:
     """One safetensors blob; the facts travel as JSON in its metadata."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    stored = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        # Two names of one tensor are two tensors on the wire.
+        plain[name] = copy.clone() if copy.untyped_storage().data_ptr() in stored else copy
+        stored.add(copy.untyped_storage().data_ptr())
     # One entry of metadata, because the order of several is not the same from call to call.
     return _save_tensors(plain, metadata={"holdfast": json.dumps({"kind": kind, **facts})})
 
@@ -71,17 +78,36 @@ def _checked_facts(kind: str, blob: bytes) -> dict[str, Any]:
         raise MalformedMessage(f"a {kind} has {len(header)} tensors; at most {MAX_TENSORS} are allowed")
     for name, entry in header.items():
         _check_tensor(kind, name, entry, len(blob) - 8 - length)
-    return _json_object(kind, metadata["holdfast"].encode())
+    return _json_object(kind, metadata["holdfast"])
 
 
-def _json_object(kind: str, text: bytes) -> dict[str, Any]:
+def _json_object(kind: str, text: bytes | str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text.encode() if isinstance(text, str) else text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"a {kind} has a header that is not JSON: {str(error)[:80]}") from error
     if not isinstance(value, dict):
         raise MalformedMessage(f"a {kind} has a header that is not a JSON object")
     return value
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is not a number")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _is_text(value: Any) -> bool:
+    """Text that has bytes: file names may have bytes that are no UTF-8, but half a character is none."""
+    try:
+        return type(value) is str and value.encode("utf-8", "surrogateescape") is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_tensor(kind: str, name: str, entry: Any, available: int) -> None:
@@ -121,7 +147,7 @@ class Facts:
 
     def number(self, name: str) -> float:
         value = self.values.get(name)
-        if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        if not _is_finite(value):
             raise self.wrong(name)
         return float(value)  # type: ignore[arg-type]
 
@@ -133,15 +159,29 @@ class Facts:
 
     def text(self, name: str) -> str:
         value = self.values.get(name)
-        if type(value) is not str:
+        if not isinstance(value, str) or not _is_text(value):
             raise self.wrong(name)
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         value = self.values.get(name)
-        if not isinstance(value, list) or any(type(one) is not str for one in value):
+        if not isinstance(value, list) or not all(map(_is_text, value)):
             raise self.wrong(name)
         return tuple(value)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Different texts."""
+        value = self.texts(name)
+        if len(set(value)) != len(value):
+            raise self.wrong(name)
+        return value
+
+    def growths(self, name: str = "growths") -> tuple[int, ...]:
+        """How many classes each growth of a head brought."""
+        value = self.integers(name, least=1)
+        if sum(value) > MAX_CLASSES:
+            raise self.wrong(name)
+        return value
 
     def integers(self, name: str, least: int = 0) -> tuple[int, ...]:
         value = self.values.get(name)
@@ -151,7 +191,7 @@ class Facts:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         value = self.values.get(name)
-        if not isinstance(value, list) or any(type(x) not in (int, float) or not math.isfinite(x) for x in value):
+        if not isinstance(value, list) or not all(map(_is_finite, value)):
             raise self.wrong(name)
         return tuple(map(float, value))
 

@@ -7,7 +7,7 @@ Each type has a `size`, the bytes of its tensors, and `to_bytes` and `from_bytes
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Union, get_args
+from typing import ClassVar, Literal, Self, Union, get_args
 
 from torch import Tensor
 
@@ -51,15 +51,31 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Broadcast:
-    """From the global server to a present client that is not selected: the classes known in this round and, if the
-    method's detector observes, the global model."""
+class _RoundMessage:
+    """A message that says no more than in which round it is."""
 
-    kind: ClassVar[str] = "broadcast"
+    kind: ClassVar[str]
+    size: ClassVar[int] = 0
+
+    round_index: int
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, {}, {"round_index": self.round_index})
+
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        return cls(Facts(cls.kind, unpack(cls.kind, blob)[1]).integer("round_index"))
+
+
+@dataclass(frozen=True)
+class _ModelMessage:
+    """A message with the classes known in a round and the global model."""
+
+    kind: ClassVar[str]
 
     round_index: int
     registry: Registry
-    weights: Weights = field(default_factory=dict)  # none: the list of classes alone
+    weights: Weights = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -68,28 +84,26 @@ class Broadcast:
     def to_bytes(self) -> bytes:
         return pack(self.kind, self.weights, {"round_index": self.round_index, **self.registry.to_facts()})
 
-    @staticmethod
-    def from_bytes(blob: bytes) -> "Broadcast":
-        weights, values = unpack("broadcast", blob)
-        facts = Facts("broadcast", values)
-        return Broadcast(facts.integer("round_index"), Registry.from_facts(facts), weights)
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> Self:
+        weights, values = unpack(cls.kind, blob)
+        facts = Facts(cls.kind, values)
+        return cls(facts.integer("round_index"), Registry.from_facts(facts), weights)
 
 
 @dataclass(frozen=True)
-class TransitionNotice:
+class Broadcast(_ModelMessage):
+    """From the global server to a present client that is not selected: the classes known in this round and, if the
+    client is to observe, the global model; else no weights."""
+
+    kind: ClassVar[str] = "broadcast"
+
+
+@dataclass(frozen=True)
+class TransitionNotice(_RoundMessage):
     """To a client whose detector is the oracle: new classes have come to it in this round."""
 
     kind: ClassVar[str] = "transition notice"
-    size: ClassVar[int] = 0
-
-    round_index: int
-
-    def to_bytes(self) -> bytes:
-        return pack(self.kind, {}, {"round_index": self.round_index})
-
-    @staticmethod
-    def from_bytes(blob: bytes) -> "TransitionNotice":
-        return TransitionNotice(Facts("transition notice", unpack("transition notice", blob)[1]).integer("round_index"))
 
 
 @dataclass(frozen=True)
@@ -131,45 +145,18 @@ class Job:
 
 
 @dataclass(frozen=True)
-class TaskEnded:
+class TaskEnded(_ModelMessage):
     """From the global server to every present client after a task's last round: the model with which clients choose
     their exemplars of what they have just learned."""
 
     kind: ClassVar[str] = "task end"
 
-    round_index: int
-    registry: Registry
-    weights: Weights
-
-    @property
-    def size(self) -> int:
-        return tensor_bytes(self.weights)
-
-    def to_bytes(self) -> bytes:
-        return pack(self.kind, self.weights, {"round_index": self.round_index, **self.registry.to_facts()})
-
-    @staticmethod
-    def from_bytes(blob: bytes) -> "TaskEnded":
-        weights, values = unpack("task end", blob)
-        facts = Facts("task end", values)
-        return TaskEnded(facts.integer("round_index"), Registry.from_facts(facts), weights)
-
 
 @dataclass(frozen=True)
-class RoundClosed:
+class RoundClosed(_RoundMessage):
     """From the global server to every present client: this round is over, and nobody else will be asked in it."""
 
     kind: ClassVar[str] = "round close"
-    size: ClassVar[int] = 0
-
-    round_index: int
-
-    def to_bytes(self) -> bytes:
-        return pack(self.kind, {}, {"round_index": self.round_index})
-
-    @staticmethod
-    def from_bytes(blob: bytes) -> "RoundClosed":
-        return RoundClosed(Facts("round close", unpack("round close", blob)[1]).integer("round_index"))
 
 
 @dataclass(frozen=True)
@@ -191,7 +178,7 @@ class Announcement:
     @staticmethod
     def from_bytes(blob: bytes) -> "Announcement":
         facts = Facts("announcement", unpack("announcement", blob)[1])
-        return Announcement(facts.integer("round_index"), facts.texts("names"))
+        return Announcement(facts.integer("round_index"), facts.names("names"))
 
 
 @dataclass(frozen=True)
@@ -266,11 +253,12 @@ class Teachers:
     def from_bytes(blob: bytes) -> "Teachers":
         tensors, values = unpack("teachers", blob)
         models: dict[int, dict[str, Tensor]] = {growth: {} for growth in Facts("teachers", values).integers("growths")}
+        growths = {str(growth): growth for growth in models}
         for key, tensor in tensors.items():
             growth, _, name = key.partition(".")
-            if not growth.isdecimal() or int(growth) not in models:
+            if growth not in growths:
                 raise MalformedMessage(f"a teachers message has the tensor {key[:60]!r} of no growth that it names")
-            models[int(growth)][name] = tensor
+            models[growths[growth]][name] = tensor
         return Teachers(models)
 
 
@@ -330,7 +318,7 @@ class GlobalModel:
     def from_bytes(blob: bytes) -> "GlobalModel":
         weights, values = unpack("global model", blob)
         facts = Facts("global model", values)
-        return GlobalModel(facts.integer("round_index"), facts.integers("growths", least=1), weights)
+        return GlobalModel(facts.integer("round_index"), facts.growths(), weights)
 
 
 @dataclass(frozen=True)
@@ -355,7 +343,7 @@ class InferenceRequest:
         stream = values.get("stream")
         if not isinstance(stream, list) or any(type(word) not in (str, int) for word in stream):
             raise facts.wrong("stream")
-        return InferenceRequest(facts.text("what"), facts.integers("growths", least=1), weights, tuple(stream))
+        return InferenceRequest(facts.text("what"), facts.growths(), weights, tuple(stream))
 
 
 @dataclass(frozen=True)

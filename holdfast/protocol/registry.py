@@ -44,9 +44,7 @@ class Registry:
 
     @staticmethod
     def from_facts(facts: Facts) -> "Registry":
-        names, growths = facts.texts("names"), facts.integers("growths", least=1)
-        if len(set(names)) != len(names):
-            raise facts.wrong("names")
+        names, growths = facts.names("names"), facts.growths()
         if sum(growths) != len(names):
             raise facts.wrong("growths")
         return Registry(names, growths)

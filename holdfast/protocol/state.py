@@ -48,11 +48,11 @@ class ClientState:
         counts = {name: facts.integer(name) for name in ("stored", "noticed", "shared")}
         try:
             data, memory = (
-                {c: tensors[f"{name}.{i}"] for i, c in enumerate(facts.texts(name))} for name in ("data", "memory")
+                {c: tensors[f"{name}.{i}"] for i, c in enumerate(facts.names(name))} for name in ("data", "memory")
             )
         except KeyError as error:
             raise facts.wrong(str(error)) from error
-        brought = tuple(Facts("state", {"arrivals": names}).texts("arrivals") for names in arrivals)
+        brought = tuple(Facts("state", {"arrivals": names}).names("arrivals") for names in arrivals)
         return ClientState(facts.integer("client"), brought, data, memory, notes=part("notes.", tensors), **counts)
 
 

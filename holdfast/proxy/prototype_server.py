@@ -144,7 +144,7 @@ class PrototypeServer(LastModelSelector):
     def _receive(self, round_index: int, growths: tuple[int, ...], shares: Sequence[PrototypeShare]) -> int:
         """Takes a round's shares into the pool; returns how many told no label and were refused."""
         # First by their content, because shares come in any order and say nobody's name.
-        ordered = sorted(shares, key=lambda share: share.fingerprint)
+        ordered = sorted(shares, key=PrototypeShare.to_bytes)
         usable = []
         for share in shuffled(generator(self.setup.seed, "proxy", "shuffle", round_index), ordered):
             gradient = {name: part[None].to(self.setup.device) for name, part in share.gradient.items()}

@@ -1,1 +1,1 @@
-"""Records of runs, and all that is read out of them."""
+"""Records of runs, and the tables, plots and reports made from them."""

@@ -1,9 +1,9 @@
-"""Archives of finished runs: a gzip-compressed file (`NAME.jsonl.gz`) with one line of JSON for each run.
+"""Archives of finished runs: a gzip-compressed file (`NAME.jsonl.gz`) with one line of JSON per run.
 
-A run in an archive has an address by which commands find it, as they find a run by its folder:
-`benchmarks/tiny-mini.jsonl.gz:tiny-mini/lga-2021`, or with the last part of its name alone where only one run has it.
+A run in an archive has an address, which commands accept in place of a run's folder:
+`benchmarks/tiny-mini.jsonl.gz:tiny-mini/lga-2021`. The last part of the name is enough if only one run has it.
 A line holds `schema`, `name`, `config`, `plan` (the SHA-256 of plan.json), `clients` (see `stored.Clients`), `machine`,
-`commit` (of the code, where it is known), `result` and `record`; a run that diverged has `diverged` instead of a
+`commit` (of the code, if known), `result` and `record`; a run that diverged has `diverged` instead of a
 result."""
 
 import gzip
@@ -36,7 +36,7 @@ def is_archive(path: Path) -> bool:
 
 
 def address(file: Path, name: str) -> Path:
-    """Where a run of an archive is, in the form that all readers of runs take."""
+    """The address of a run in an archive, in the form that all readers of runs accept."""
     return Path(f"{file}:{name}")
 
 
@@ -52,9 +52,9 @@ def names(file: Path) -> list[str]:
 
 
 def find(file: Path, name: str) -> Line:
-    """The line of one run, by its name or by the end of its name where that is enough.
+    """The line of one run, by its name or by the end of its name if that is unique.
 
-    Raises HoldfastError where the archive holds no such run, or several."""
+    Raises HoldfastError if the archive holds no such run, or several."""
     known = _indexed(file)
     chosen = [name] if name in known else [one for one in known if one.endswith(f"/{name}")]
     if len(chosen) != 1:
@@ -70,8 +70,8 @@ def read(file: Path) -> Iterator[Line]:
 
 
 def add(file: Path, lines: Iterable[Line]) -> None:
-    """Puts runs into an archive, which is made where there is none; a run of the same name is replaced. The same runs
-    give the same bytes."""
+    """Puts runs into an archive, which is created if it does not exist; a run of the same name is replaced. The same
+    runs give the same bytes."""
     known = {name: entry.raw for name, entry in _indexed(file).items()} if file.exists() else {}
     for line in lines:
         raw = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -85,7 +85,7 @@ def add(file: Path, lines: Iterable[Line]) -> None:
 
 
 def _indexed(file: Path) -> dict[str, _Entry]:
-    """The lines by their names; what has been read is kept until the file changes."""
+    """The lines by name; they are cached until the file changes."""
     try:
         facts = file.stat()
     except OSError as error:
@@ -96,31 +96,31 @@ def _indexed(file: Path) -> dict[str, _Entry]:
 @lru_cache(maxsize=8)
 def _read_lines(file: Path, _changed: int, _size: int) -> dict[str, _Entry]:
     found: dict[str, _Entry] = {}
-    for number, raw in enumerate(_decompressed(file), 1):
-        line = _checked(raw, f"{file}, line {number},")
+    for place, raw in enumerate(_decompressed(file), 1):
+        line = _checked(raw, f"{file}, line {place},")
         name = line["name"]
         if name in found:
-            raise HoldfastError(f"{file}, line {number}, has the run {name!r} for a second time; take one of them out")
+            raise HoldfastError(f"{file}, line {place}, has the run {name!r} for a second time; remove one of them")
         found[name] = _Entry(raw, line["result"] is not None)
     return found
 
 
 def _decompressed(file: Path) -> Iterator[bytes]:
-    """The lines, never more of them in memory than an archive may have."""
+    """The lines, never reading more than the largest allowed archive."""
     total = 0
     try:
         with gzip.open(file, "rb") as stream:
             while raw := stream.readline(MAX_LINE + 1):
                 total += len(raw)
                 if len(raw) > MAX_LINE or total > MAX_FILE:
-                    raise HoldfastError(f"{file} is larger than an archive of runs may be when it is decompressed")
+                    raise HoldfastError(f"{file} is larger than an archive of runs may be when decompressed")
                 yield raw
     except (OSError, EOFError, zlib.error) as error:
-        raise HoldfastError(f"{file} is not an archive of runs ({error}); get it again") from error
+        raise HoldfastError(f"{file} is not an archive of runs ({error}); download it again") from error
 
 
 def _checked(raw: bytes, where: str) -> Line:
-    """A line with everything in it that readers rely on."""
+    """The parsed line, if it has everything that readers rely on."""
     try:
         line = json.loads(raw)
         if not isinstance(line, dict) or not isinstance(line.get("schema"), int):
@@ -128,7 +128,7 @@ def _checked(raw: bytes, where: str) -> Line:
         if line["schema"] > SCHEMA:
             raise HoldfastError(f"{where} was written by a newer version of Holdfast; update Holdfast to read it")
         if not isinstance(line["name"], str) or not _is_name(line["name"]):
-            raise ValueError(f"{line['name']!r} is no name of a run")
+            raise ValueError(f"{line['name']!r} is not a valid run name")
         if line["result"] is None and not isinstance(line.get("diverged"), str):
             raise ValueError("it has no result")
         kinds: dict[str, type | tuple[type, ...]] = {"config": (dict, type(None)), "record": list}
@@ -136,13 +136,13 @@ def _checked(raw: bytes, where: str) -> Line:
         kinds |= {key: (dict, type(None)) for key in ("clients", "result")}
         wrong = [key for key, kind in kinds.items() if not isinstance(line[key], kind)]
         if wrong:
-            raise ValueError(f"its {wrong[0]} is none")
+            raise ValueError(f"its {wrong[0]} is invalid")
         return line
     except (ValueError, KeyError, RecursionError) as error:
-        raise HoldfastError(f"{where} is not a run ({error}); get the archive again, or take it out") from error
+        raise HoldfastError(f"{where} is not a run ({error}); download the archive again, or remove it") from error
 
 
 def _is_name(name: str) -> bool:
-    """Could it be a folder below the archive's own? Pictures of a run are looked for there."""
+    """Could it be a folder below the archive's own? The pictures of a run are expected there."""
     parts = PurePosixPath(name).parts
     return bool(parts) and ".." not in parts and not name.startswith("/") and name == "/".join(parts)

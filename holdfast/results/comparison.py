@@ -1,4 +1,5 @@
-"""Experiments side by side, as the paper prints them: methods down, classes seen across; which differences are real."""
+"""Tables that compare experiments, as in the paper: methods in rows, classes seen in columns; which differences are
+real."""
 
 import csv
 import io
@@ -18,8 +19,8 @@ from holdfast.errors import HoldfastError
 from holdfast.results.record import Result
 from holdfast.results.tables import names_of, percent
 
-REAL = 0.05  # a difference is called real below this probability of chance
-ROUNDING = 1e-9  # differences that vary by no more are the same
+REAL = 0.05  # a difference is called real if its p-value is below this
+ROUNDING = 1e-9  # differences that vary by no more are equal
 MEASURES = {
     "accuracy": "accuracy",
     "f1": "macro_f1",
@@ -36,9 +37,9 @@ class Row:
     method: str
     seeds: tuple[int, ...]
     curve: Mapping[int, float]  # classes seen -> the mean over seeds
-    averages: tuple[float, ...]  # over tasks, one a seed
-    improvement: float | None = None  # of the reference over this one, on the seeds of both
-    chance: float | None = None  # the probability of such a difference if there were none; corrected for their number
+    averages: tuple[float, ...]  # over tasks, one per seed
+    improvement: float | None = None  # of the reference over this one, on the seeds they share
+    chance: float | None = None  # p-value of the difference, corrected for multiple comparisons
 
     @property
     def real(self) -> bool:
@@ -60,7 +61,7 @@ class Comparison:
         return any(row.chance is not None for row in self.rows)
 
     def best(self, seen: int | None) -> float:
-        """The best figure after so many classes; of the averages, if no number is given."""
+        """The best figure after `seen` classes; the best average if `seen` is None."""
         if seen is None:
             return max(mean(row.averages) for row in self.rows)
         return max(row.curve[seen] for row in self.rows if seen in row.curve)
@@ -72,8 +73,8 @@ def compared(
     measure: str = "accuracy",
     names: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Puts the results of each experiment together, in the order in which they come; the reference, against which all
-    others are tested, is the last one if none is named. `names`: what to call each experiment."""
+    """Groups the results by experiment, in the given order. All experiments are tested against the reference, which is
+    the last one if none is named. `names` maps experiments to their names in the table."""
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
@@ -103,7 +104,7 @@ def curve_of(result: Result, measure: str) -> list[float]:
 
 
 def _tested(rows: Sequence[Row], reference: Row) -> list[Row]:
-    """Each row with the reference's improvement over it, and the paired t-test's probability, after Holm."""
+    """Adds to each row the reference's improvement over it, and the p-value of a paired t-test, corrected by Holm."""
     of_reference = dict(zip(reference.seeds, reference.averages, strict=True))
     tested: list[Row] = []
     for row in rows:
@@ -124,9 +125,9 @@ def _tested(rows: Sequence[Row], reference: Row) -> list[Row]:
 
 
 def paired(differences: Sequence[float]) -> float | None:
-    """The two-sided probability of a mean so far from 0 by chance, by Student's t; nothing for a single seed, or where
-    all differences are the same, which says nothing about chance."""
-    from scipy.stats import t  # here, because it takes a second that most commands need not wait
+    """The two-sided p-value of a paired t-test; None for a single seed, or if all differences are equal, which says
+    nothing about their spread."""
+    from scipy.stats import t  # here, because the import takes a second that most commands do not need
 
     if len(differences) < 2 or stdev(differences) <= ROUNDING:
         return None
@@ -135,7 +136,7 @@ def paired(differences: Sequence[float]) -> float | None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and, of several, standard deviation, in per cent."""
+    """Mean and, for several values, standard deviation, in per cent."""
     return percent(mean(values)) if len(values) < 2 else f"{percent(mean(values))} ± {percent(stdev(values))}"
 
 
@@ -165,7 +166,7 @@ def note(table: Comparison) -> str:
 
 
 def as_text(table: Comparison) -> Group:
-    """Title and note are no part of the table, which may be narrower than they are."""
+    """Title and note are outside the table, which may be narrower than they are."""
     title = f"{table.dataset}: {table.measure} in %"
     if any(len(row.seeds) > 1 for row in table.rows):
         title += ", mean over seeds (± standard deviation)"
@@ -204,7 +205,7 @@ def _latex(cell: str) -> str:
 
 
 def as_csv(table: Comparison) -> str:
-    """All figures in full, in per cent."""
+    """All figures with full precision, in per cent."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*_head(table)[:-1], "standard deviation", "improvement", "p"])

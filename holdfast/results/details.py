@@ -1,4 +1,4 @@
-"""The part of the report that is about one run: everything that its result, record, config and plan tell."""
+"""The part of the report about one run: everything from its result, record, config and plan."""
 
 import io
 import json
@@ -18,8 +18,8 @@ from holdfast.results.tables import GROUPS, percent
 from holdfast.server import metrics
 
 CONFUSED = 15  # pairs of classes in the table of confusions
-NAMED = 30  # classes that have room for their names beside the confusion matrix
-MANY = 200  # classes, of which all pairs would make the page too large
+NAMED = 30  # up to this many classes are named beside the confusion matrix
+MANY = 200  # with more classes than this, all pairs would make the page too large
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
     "exemplars.png": ("Exemplars", "what one client keeps, class by class"),
@@ -28,14 +28,14 @@ PICTURES = {
 
 @dataclass(frozen=True)
 class View:
-    """A run as its folder, or an archive, has it."""
+    """A run, as read from its folder or an archive."""
 
     run: Path
     result: Result
     lines: list[dict[str, Any]]
     config: Tree
-    clients: Clients | None  # records that travel without their plan have none
-    batchwise: bool = False  # are F1 and recall to be shown that way, too?
+    clients: Clients | None  # None if the run has no plan.json
+    batchwise: bool = False  # show the batchwise F1 and recall as well?
 
 
 def read_view(run: Path, metrics: str | None = None) -> View:
@@ -46,7 +46,7 @@ def read_view(run: Path, metrics: str | None = None) -> View:
 
 
 def details(view: View, name: str, is_open: bool) -> str:
-    """Everything about one run, which is called as in the table of all; its place tells it from any other."""
+    """Everything about one run, under its name in the table of all runs; its path distinguishes it from others."""
     parts = [
         _matrix(view),
         _scores(view),
@@ -82,7 +82,7 @@ def _matrix(view: View) -> str:
 
 
 def _scores(view: View) -> str:
-    """After each task; the batchwise ones where the run's config asks for them."""
+    """F1 and recall after each task, with the batchwise ones if requested."""
     result, words = view.result, {"macro_f1": "macro F1", "macro_recall": "macro recall"}
     recorded = result.curves or {}
     if view.batchwise:
@@ -105,12 +105,12 @@ def _forgetting(view: View) -> str:
     shades = [0 if value >= 0 else 7 for value in lost.values()]
     chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
     link = html.link([["task", "points"], *lost.items()], "forgetting.csv")
-    note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has gained. {link}"
+    note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has improved. {link}"
     return html.section("Forgetting", html.figure(chart, note))
 
 
 def _fairness(view: View) -> str:
-    """Who is left behind: each client on the classes it has held."""
+    """Who is left behind: the accuracy of each client on the classes it has held."""
     result, clients = view.result, view.clients
     means = [[f"{GROUPS[g]} ({g})", percent(value)] for g, value in result.group_accuracy.items() if value is not None]
     body = html.table(
@@ -145,33 +145,33 @@ def _fairness(view: View) -> str:
 
 
 def _detector(view: View) -> str:
-    """When clients noticed new classes, and when they were wrong; nothing for those who are told."""
+    """When clients noticed new classes, and when they were wrong; empty for the oracle."""
     found = view.result.detection
     told = view.config and view.config["method"].get("detector", "oracle") == "oracle"
     if told or not found or not found["transitions"]:
         return ""
     kinds = {"noticed at once": "hits", "missed": "misses", "noticed late": "late", "false alarm": "false_alarms"}
     happened = [
-        (kind, event if isinstance(event, int) else event[0], number)  # late ones say how late, too
-        for number, line in enumerate(view.lines)
+        (kind, event if isinstance(event, int) else event[0], round_index)  # late events also have a delay
+        for round_index, line in enumerate(view.lines)
         for kind, key in kinds.items()
         for event in line["detector"][key]
     ]
     clients = sorted({client for _, client, _ in happened})
     shown = {client: i for i, client in enumerate(clients[:60])}
     marks: dict[str, list[tuple[int, int]]] = {kind: [] for kind in kinds}
-    for kind, client, number in happened:
+    for kind, client, round_index in happened:
         if client in shown:
-            marks[kind].append((shown[client], number))
+            marks[kind].append((shown[client], round_index))
     names = view.clients.names if view.clients else []
     labels = [names[client] if names else f"client {client}" for client in shown]
     bounds = [
-        number
-        for number, line in enumerate(view.lines)
-        if number == 0 or line["task"] != view.lines[number - 1]["task"]
+        round_index
+        for round_index, line in enumerate(view.lines)
+        if round_index == 0 or line["task"] != view.lines[round_index - 1]["task"]
     ]
     chart = svg.events(labels, len(view.lines), marks, bounds, "when clients noticed new classes")
-    rows = [[kind, names[client] if names else client, number + 1] for kind, client, number in happened]
+    rows = [[kind, names[client] if names else client, round_index + 1] for kind, client, round_index in happened]
     words = (
         f"{found['hits']:.0f} of {found['transitions']:.0f} transitions noticed at once, {found['late']:.0f} late; "
         f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."
@@ -216,7 +216,7 @@ def _seconds(view: View) -> str:
 def _confusion(view: View) -> str:
     counts, classes = np.array(view.result.confusion), view.result.classes
     answers = [*classes, "(nothing)"]
-    if not counts[:, -1].any():  # every image has had an answer
+    if not counts[:, -1].any():  # every image has a prediction
         counts, answers = counts[:, :-1], answers[:-1]
     shares = counts / counts.sum(axis=1, keepdims=True)
     picture = _heat_image(shares)
@@ -233,7 +233,7 @@ def _confusion(view: View) -> str:
     label = f"confusion matrix of {len(classes)} classes"
     plain = f'<img class="confusion" alt="{label}" src="{picture}">'
     chart = svg.matrix(picture, classes, len(answers), label) if len(classes) <= NAMED else plain
-    note = "True class down, answer across, both in the order in which classes came"
+    note = "True class down, answer across, both in the order in which the classes arrived"
     note += "; the last column is for no answer." if len(answers) > len(classes) else "."
     body = html.figure(chart, f"{note} {link}")
     body += html.table(
@@ -245,7 +245,7 @@ def _confusion(view: View) -> str:
 
 
 def _heat_image(shares: np.ndarray) -> str:
-    """From the page's paper to a deep blue; small, and enlarged by the browser without smoothing."""
+    """A small image from the page's background colour to deep blue; the browser enlarges it without smoothing."""
     low, high = np.array([238, 242, 246]), np.array([16, 72, 120])
     pixels = low + (high - low) * np.sqrt(shares)[..., None]
     file = io.BytesIO()
@@ -272,6 +272,6 @@ def _config(view: View) -> str:
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
-    rows += [["made on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
+    rows += [["computed on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
     table = html.table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
     return html.section("Config", table) if rows else ""

@@ -12,7 +12,7 @@ from holdfast.results.record import read_run
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line of a record, nested ones by dotted names; a list of numbers by its places from 1."""
+    """The numbers of a line of a record, nested ones by dotted names; tasks numbered from 1, other lists counted."""
     for key, value in line.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
@@ -26,7 +26,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 
 def write_csv(run: Path, file: Path) -> None:
-    """A line a round, a column for each number."""
+    """Writes one line per round, with one column per number."""
     lines = [dict(flat(line)) for line in read_run(run)[1]]
     names = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
@@ -37,7 +37,7 @@ def write_csv(run: Path, file: Path) -> None:
 
 
 def write_events(run: Path, folder: Path) -> Path:
-    """A TensorBoard event file with a scalar for each number of each round; rounds are the steps."""
+    """Writes a TensorBoard event file with one scalar per number and round; rounds are the steps."""
     records = [_event(0, _field(3, b"brain.Event:2"))]
     for line in read_run(run)[1]:
         values = b"".join(
@@ -47,13 +47,13 @@ def write_events(run: Path, folder: Path) -> Path:
         )
         records.append(_event(line["round"], _field(5, values)))
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "events.out.tfevents.0000000000.holdfast"  # the same run, the same file
+    file = folder / "events.out.tfevents.0000000000.holdfast"  # a fixed name, so that the same run gives the same file
     write_atomic(file, b"".join(map(_framed, records)))
     return file
 
 
 def _event(step: int, what: bytes) -> bytes:
-    """A tensorflow.Event: wall time (1; we give the step, for records have no clock), step (2), and the rest."""
+    """A tensorflow.Event: wall time (1; the step, because records have no clock), step (2), and the rest."""
     return b"\x09" + struct.pack("<d", float(step)) + b"\x10" + _varint(step) + what
 
 

@@ -1,4 +1,4 @@
-"""What the report's page is put together from: sections, figures, tables that sort, numbers as CSV."""
+"""The building blocks of the report: sections, figures, sortable tables, numbers as CSV."""
 
 import base64
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def figure(chart: str, note: str) -> str:
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file: str) -> str:
-    """A table that sorts by a click or by the keyboard, with its numbers as CSV."""
+    """A table that can be sorted by mouse or keyboard, with its numbers as CSV."""
     numbers = [bool(rows) and all(NUMBER.fullmatch(row[i]) for row in rows) for i in range(len(head))]
     kinds = [' class="n"' if number else "" for number in numbers]
     top = "".join(
@@ -35,7 +35,7 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file
 
 
 def link(rows: Sequence[Sequence[object]], file: str) -> str:
-    """Numbers that one can have as a CSV file."""
+    """A link that downloads these rows as a CSV file."""
     return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{quote(as_csv(rows))}">{file}</a>'
 
 

@@ -1,4 +1,4 @@
-"""Pictures, from results."""
+"""Plots and image sheets, made from results."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT = "#1f3b4d", "#c9d3da"
-LETTERS, TOP = 4.5, 102.0  # the height of letters on an axis of per cent, and where the highest may stand
+LETTERS, TOP = 4.5, 102.0  # the height of a label on an axis in per cent, and its highest position
 
 
 def accuracy_curve(result: Result, file: Path) -> None:
-    """Accuracy on all seen classes after each task, over the accuracy on each task by itself."""
-    from matplotlib.figure import Figure  # here, because it takes a second that most commands need not wait
+    """Accuracy on all seen classes after each task, and on each task separately."""
+    from matplotlib.figure import Figure  # here, because the import takes a second that most commands do not need
 
     seen = list(accumulate(result.task_sizes))
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
@@ -59,7 +59,7 @@ def accuracy_curve(result: Result, file: Path) -> None:
 def comparison_curves(
     results: Sequence[Result], file: Path, measure: str = "accuracy", names: Mapping[str, str] | None = None
 ) -> None:
-    """A measure on all seen classes after each task, a curve for each experiment: the mean over its seeds."""
+    """A measure on all seen classes after each task, one curve per experiment: the mean over its seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -95,7 +95,7 @@ def comparison_curves(
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """Heights for the labels of these values, from the lowest on: as near as they can be without covering each other,
+    """Heights for the labels of these values, which are sorted: as close to the values as possible without overlapping,
     and below the top of the picture."""
     heights: list[float] = []
     for value in values:
@@ -111,7 +111,7 @@ Panels = Mapping[tuple[str, str], Mapping[str, Sequence[Sequence[float]]]]
 
 
 def panels_of_curves(panels: Panels, across: str, file: Path, marks: bool = True) -> None:
-    """A grid of (row, column) panels with a curve for each method: the mean over its seeds, and their range."""
+    """A grid of (row, column) panels with one curve per method: the mean over its seeds, and their range."""
     from matplotlib.figure import Figure
 
     down, over = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
@@ -143,7 +143,7 @@ def panels_of_curves(panels: Panels, across: str, file: Path, marks: bool = True
 
 
 def panels_of_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], file: Path) -> None:
-    """A panel for each key, with groups of bars: measure by measure, one bar a method."""
+    """One panel per key, with one group of bars per measure and one bar per method."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.0 + 4.6 * max(1, len(panels)), 3.2), dpi=120, layout="constrained")
@@ -163,7 +163,7 @@ def panels_of_bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], file
 
 
 def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
-    """Where the time of a round goes: a bar for each network, in per cent, its seconds beside it."""
+    """Where the time of a round goes: one bar per network, in per cent, with its seconds beside it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1.1 + 0.7 * len(networks)), dpi=120, layout="constrained")
@@ -186,14 +186,14 @@ def phases_bar(networks: Mapping[str, Mapping[str, float]], file: Path) -> None:
 
 
 def contact_sheet(data: DataSet, file: Path) -> None:
-    """The first eight training images of each class; of very many classes fifty, evenly spread."""
+    """The first eight training images of each class; with more than fifty classes, of fifty evenly spread ones."""
     count = len(data.classes)
     shown = range(count) if count <= 50 else [round(i * (count - 1) / 49) for i in range(50)]
     image_sheet({data.classes[c]: data.train.images[data.train.by_class[c][:8]] for c in shown}, file)
 
 
 def image_sheet(rows: Mapping[str, Tensor], file: Path) -> None:
-    """A row of images (N, 3, S, S) for each name."""
+    """One row of images (N, 3, S, S) per name."""
     from matplotlib.figure import Figure
 
     longest = max(len(images) for images in rows.values())
@@ -212,8 +212,8 @@ def image_sheet(rows: Mapping[str, Tensor], file: Path) -> None:
 
 
 def prototype_sheet(columns: Sequence[tuple[str, Sequence[np.ndarray]]], file: Path) -> None:
-    """The paper's Fig. 5: a column for each prototype, with its class and its images (S, S, 3): as it was taken, as its
-    client perturbed it, as the proxy reconstructed it."""
+    """The paper's Fig. 5: one column per prototype, with its class and its images (S, S, 3): the original, as its
+    client perturbed it, and as the proxy reconstructed it."""
     from matplotlib.figure import Figure
 
     rows = ("original", "perturbed\nby its client", "reconstructed\nby the proxy")
@@ -232,7 +232,7 @@ def prototype_sheet(columns: Sequence[tuple[str, Sequence[np.ndarray]]], file: P
 
 
 def _short(text: str) -> str:
-    """As much of a name as a picture has room for; a folder's end says more than its beginning."""
+    """The end of a long name, because the end of a path says more than its beginning."""
     return text if len(text) <= 40 else f"…{text[-39:]}"
 
 

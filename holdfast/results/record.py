@@ -19,7 +19,7 @@ from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
-# Settings that older runs do not name, as these runs had them.
+# Settings that configs of older runs lack, with the values that applied then.
 NEWER: Tree = {"plan": {"observe": "present"}}
 
 
@@ -28,7 +28,7 @@ class Result:
     """What a run found. Accuracies are between 0 and 1."""
 
     version: str  # of Holdfast
-    experiment: str  # the same for runs that differ in nothing but the seed
+    experiment: str  # the same for runs that differ only in the seed
     method: str
     dataset: str
     seed: int
@@ -42,13 +42,13 @@ class Result:
     macro_recall: float
     worst_client: dict[str, float]  # client, accuracy: on the classes it has held
     group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
-    bytes: dict[str, dict[str, int]]  # channel -> what -> how many; older runs lack what was not counted then
+    bytes: dict[str, dict[str, int]]  # channel -> kind -> bytes; older runs lack kinds that were added later
     seconds: dict[str, float]  # phase -> seconds
     confusion: list[list[int]]  # at the end: true by predicted class, in head order; last column: none predicted
-    classes: list[str]  # the names that belong to it
-    detection: dict[str, float | None] | None = None  # how well the clients' detectors did
+    classes: list[str]  # the names of its rows
+    detection: dict[str, float | None] | None = None  # how well the clients' detectors worked
     curves: dict[str, list[float]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
-    machine: str | None = None  # whose arithmetic it is: another kind rounds otherwise
+    machine: str | None = None  # where it was computed: other machines may round differently
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,7 +56,7 @@ class Result:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keeps a second process out of a run's folder while this one writes to it; a killed process keeps nobody out."""
+    """Keeps a second process out of a run's folder while this one writes to it; a killed process releases it."""
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,19 +71,19 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 class Record:
-    """Writes the lines of a run as they come, after the first `keep` of those that are there already, which have this
-    hash."""
+    """Writes the lines of a run, one per round. Keeps the first `keep` lines that are already there, which must have
+    the hash `digest`."""
 
     def __init__(self, folder: Path, keep: int = 0, digest: str = "") -> None:
         self.file = folder / "record.jsonl"
         self._hash = hashlib.sha256()
-        if keep:  # a round that was written but not finished is played again
+        if keep:  # a round that was recorded but not checkpointed is run again
             kept = b"".join(line + b"\n" for line in read_file(folder, "record.jsonl").split(b"\n")[:keep])
             self._hash.update(kept)
             if self.digest != digest:
                 raise HoldfastError(
-                    f"{self.file} is not what the checkpoint after round {keep} was written with; put it back as it "
-                    "was, or delete the folder and run it again"
+                    f"{self.file} does not match the checkpoint after round {keep}; restore the file, "
+                    "or delete the folder and run it again"
                 )
             write_atomic(self.file, kept)
         self._file = open(self.file, "ab" if keep else "wb")  # noqa: SIM115
@@ -101,7 +101,7 @@ class Record:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise HoldfastError(
-                f"cannot write to {self.file}: {error.strerror}; make room and run the same command again, it goes on"
+                f"cannot write to {self.file}: {error.strerror}; free space and run the same command again to continue"
             ) from error
         self._hash.update(text)
 
@@ -113,22 +113,22 @@ class Record:
 
 
 def read_record(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's record, one for each round in their order. A run is a folder or an address in an archive."""
+    """The lines of a run's record, one per round, in order. A run is a folder or an address in an archive."""
     source = stored(run)
     lines = source.record()
     if lines is None:
         raise HoldfastError(f"{run} is not the folder of a finished run: it has no record.jsonl")
     try:
         current = [migrated(line, run) for line in lines]
-        if not current or any(line["round"] != number or not line["task"] for number, line in enumerate(current, 1)):
-            raise ValueError("it does not hold one line for each round")
+        if not current or any(line["round"] != i or not line["task"] for i, line in enumerate(current, 1)):
+            raise ValueError("it does not hold one line per round")
         return current
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise source.damaged("record.jsonl", error) from error
 
 
 def read_clients(run: Path, result: Result) -> Clients | None:
-    """Of each client what its plan says, if the run, which has this result, has its plan."""
+    """The clients of a run according to its plan; None if the run has no plan. `result` is the result of the run."""
     source = stored(run)
     clients = source.clients()
     if clients and not {name for held in clients.held for name in held} <= set(result.classes):
@@ -137,8 +137,8 @@ def read_clients(run: Path, result: Result) -> Clients | None:
 
 
 def read_config(run: Path) -> Tree | None:
-    """The run's settings as they were written, section by section, with those that are newer than the run; None where
-    the file was left behind."""
+    """The run's settings as written, section by section, plus settings that were added later; None if the file is
+    missing."""
     source = stored(run)
     tree = source.config()
     if tree is None:
@@ -149,7 +149,7 @@ def read_config(run: Path) -> Tree | None:
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:
-    """The settings of experiments by their keys; a run whose config is missing or damaged adds none."""
+    """The settings by experiment; runs whose config is missing or damaged are skipped."""
     configs: dict[str, Tree] = {}
     for result, run in zip(results, runs, strict=True):
         with suppress(HoldfastError):
@@ -163,7 +163,7 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Macro F1 and recall after each task, from the lines of a record; both kinds, as far as they are in it."""
+    """Macro F1 and recall after each task, from the lines of a record; also batchwise if recorded."""
     ends = list({line["task"]: line for line in lines}.values())
     curves = {name: [line[name] for line in ends] for name in ("macro_f1", "macro_recall")}
     if all("batchwise128" in line for line in ends):
@@ -176,7 +176,7 @@ def read_result(run: Path) -> Result:
     source = stored(run)
     try:
         facts = migrated(source.result(), run)
-        if facts.get("curves") is None and source.record() is not None:  # older versions wrote none
+        if facts.get("curves") is None and source.record() is not None:  # older versions did not write them
             facts["curves"] = curves_of(read_record(run))
         result = TypeAdapter(Result).validate_python(facts)
     except ValidationError as error:
@@ -205,19 +205,19 @@ def _check_shapes(result: Result, source: StoredRun) -> None:
 
 
 def read_run(run: Path) -> tuple[Result, list[dict[str, Any]]]:
-    """The result of a finished run and the record that it was made from."""
+    """The result of a finished run and its record."""
     result, lines = read_result(run), read_record(run)
     if (lines[-1]["task"], lines[-1].get("accuracy")) != (len(result.task_sizes), result.last_accuracy):
-        raise stored(run).damaged("record.jsonl", "it does not end as result.json says")
+        raise stored(run).damaged("record.jsonl", "its end does not match result.json")
     return result, lines
 
 
 def migrated(facts: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """A result, or a line of a record, as this version has it. Those of schema 1 do not say so; since then lines may
-    count further kinds of bytes, and a result has curves."""
+    """A result, or a line of a record, in the current schema. Schema 1 has no `schema` field; schema 2 adds further
+    kinds of bytes to lines, and curves to results."""
     schema = facts.get("schema", 1)
     if not isinstance(schema, int) or schema < 1:
-        raise ValueError(f"{schema!r} is no schema")
+        raise ValueError(f"{schema!r} is not a schema")
     if schema > SCHEMA:
         raise HoldfastError(f"{run} was written by a newer version of Holdfast (schema {schema}); update Holdfast")
     return {key: value for key, value in facts.items() if key != "schema"}

@@ -1,4 +1,4 @@
-"""One page of HTML for a run or several: everything in it, nothing loaded from anywhere."""
+"""One self-contained HTML page for one run or several; it loads nothing from elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,8 +17,8 @@ from holdfast.results.tables import by_protocol, names_of, percent, reference_of
 def write_report(
     paths: Sequence[Path], file: Path, metrics: str | None = None, reference: str | None = None
 ) -> list[Path]:
-    """The page of these runs, and which they are; a folder or an archive stands for all runs in it, and a run that is
-    in several places counts once. `metrics`: instead of what their configs say. `reference`: the method whose advantage
+    """Writes the page of these runs and returns them. A folder or an archive stands for all runs in it, and a run that
+    is in several places counts once. `metrics` overrides the runs' configs. `reference` is the method whose advantage
     over the others is shown."""
     views: dict[tuple[str, int], View] = {}
     runs = runs_in(paths)
@@ -61,11 +61,11 @@ def _heading(views: Sequence[View]) -> str:
 
 
 def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -> str:
-    """The best experiment's numbers, large."""
+    """The headline numbers of the best experiment."""
     experiments: dict[str, list[Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, []).append(result)
-    fair = [some for some in experiments.values() if some[0].method != "joint"]  # which is the ceiling
+    fair = [some for some in experiments.values() if some[0].method != "joint"]  # joint training is the upper bound
     best = max(fair or experiments.values(), key=lambda some: mean(r.average_accuracy for r in some))
     sent = mean(sum(sum(ways.values()) for ways in r.bytes.values()) for r in best) / 1e6
     lost = [r.forgetting for r in best if r.forgetting is not None]
@@ -84,7 +84,7 @@ def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -
 
 
 def _together(data: str, results: Sequence[Result], names: Mapping[str, str], method: str | None) -> str:
-    """Curves with bands, and the table of all experiments on one data set."""
+    """The curves with bands and the table of all experiments on one data set."""
     reference = reference_of(results, method)
     table = comparison.compared(results, names[reference] if reference else None, names=names)
     runs: dict[str, dict[int, list[float]]] = {row.method: {} for row in table.rows}

@@ -1,4 +1,4 @@
-"""Finding finished runs in folders and archives, and putting folders into archives."""
+"""Finds finished runs in folders and archives, and packs folders into archives."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from holdfast.results.stored import FolderRun
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The finished runs anywhere below a folder: first those of its archives, then those that have folders."""
+    """The finished runs anywhere below a folder: first those in archives, then those in folders."""
     archived = [run for file in sorted(folder.rglob(f"*{archive.SUFFIX}")) for run in runs_of(file)]
     return [*archived, *sorted(result.parent for result in folder.rglob("result.json"))]
 
 
 def runs_of(path: Path) -> list[Path]:
-    """All runs of an archive; an address in one with the whole name of its run; any other path itself."""
+    """The addresses of all runs of an archive; an address is completed to the run's full name; other paths are kept."""
     if place := archive.split_address(path):
         return [archive.address(place[0], archive.find(*place)["name"])]
     if not archive.is_archive(path):
@@ -26,8 +26,7 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
-    """These runs, each once; an archive or a folder that holds runs stands for all of them, and any other file for
-    nothing."""
+    """These runs, each once. An archive or a folder that holds runs stands for all of them; other files are ignored."""
     found: dict[Path, Path] = {}
     for path in paths:
         if archive.is_archive(path) or archive.split_address(path) or (path / "result.json").exists():
@@ -44,8 +43,8 @@ def runs_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def packed(folder: Path, name: str, commit: str | None = None) -> archive.Line:
-    """The line of an archive for the run in this folder, which is read as a whole before it is packed. A folder with a
-    file called `diverged` is a run without a result, and that file says why."""
+    """The line of an archive for the run in this folder, which is validated before it is packed. A folder with a file
+    called `diverged` is a run without a result; the file contains the reason."""
     run = FolderRun(folder)
     line: archive.Line = {"schema": archive.SCHEMA, "name": name, "config": read_config(folder), "commit": commit}
     if (folder / "diverged").exists():
@@ -78,8 +77,8 @@ def packed(folder: Path, name: str, commit: str | None = None) -> archive.Line:
 
 
 def add_to_archive(file: Path, folders: Iterable[Path], commit: str | None = None) -> list[str]:
-    """Puts the runs of these folders into an archive, in place of those of the same names; the last two parts of a
-    folder's path are its name there. Returns the names."""
+    """Adds the runs of these folders to an archive, replacing runs of the same name; the last two parts of a folder's
+    path are its name there. Returns the names."""
     lines = []
     for folder in folders:
         whole = folder.resolve()

@@ -1,4 +1,4 @@
-"""Where a finished run is kept: in a folder of its own, or as a line of an archive. Both give the same parts."""
+"""Where a finished run is stored: in its own folder, or as a line of an archive. Both provide the same parts."""
 
 import json
 import tomllib
@@ -10,27 +10,27 @@ from typing import Any, Protocol
 from holdfast.errors import HoldfastError
 from holdfast.results import archive
 
-Tree = dict[str, Any]  # settings as a config file has them: section -> key -> value
+Tree = dict[str, Any]  # settings as in a config file: section -> key -> value
 
 
 @dataclass(frozen=True)
 class Clients:
-    """What readers need of a plan: of each client its name, its group in the last task, the classes it has held."""
+    """What readers need of a plan: per client its name, its group in the last task, and the classes it has held."""
 
-    names: Sequence[str]  # empty where clients have none
+    names: Sequence[str]  # empty if clients have no names
     groups: Sequence[str]
     held: Sequence[Sequence[str]]
 
     def __post_init__(self) -> None:
         if len(self.groups) != len(self.held) or len(self.names) not in (0, len(self.held)):
-            raise ValueError("it does not say the same number of clients everywhere")
+            raise ValueError("its lists have different numbers of clients")
 
     def name(self, client: int) -> str:
         return self.names[client] if self.names else f"client {client}"
 
 
 class StoredRun(Protocol):
-    """The parts of a run as plain values, not yet validated; `damaged` says which one is wrong."""
+    """The parts of a run as plain values, not yet validated; `damaged` makes an error about one of them."""
 
     def result(self) -> Any: ...
 
@@ -64,7 +64,7 @@ class FolderRun:
             raise self.damaged("result.json", error) from error
 
     def record(self) -> list[Any] | None:
-        """None where the record was left behind."""
+        """None if the record is missing."""
         if not (self.folder / "record.jsonl").exists():
             return None
         try:
@@ -110,7 +110,7 @@ class ArchivedRun:
         line = archive.find(self.file, self.name)
         if line["result"] is None:
             raise HoldfastError(
-                f"{archive.address(self.file, self.name)} has no result, for its training diverged ({line['diverged']})"
+                f"{archive.address(self.file, self.name)} has no result: its training diverged ({line['diverged']})"
             )
         return line
 
@@ -136,13 +136,13 @@ class ArchivedRun:
             raise self.damaged("clients", error) from error
 
     def picture(self, name: str) -> Path | None:
-        """Archives hold no pictures; one that is kept lies in a folder of the run's name beside the archive."""
+        """Archives hold no pictures; they may be in a folder with the run's name beside the archive."""
         file = self.file.parent / archive.find(self.file, self.name)["name"] / name
         return file if file.exists() else None
 
     def damaged(self, part: str, reason: object) -> HoldfastError:
         place = archive.address(self.file, self.name)
-        return HoldfastError(f"{part} of {place} is damaged ({reason}); get the archive again, or take the run out")
+        return HoldfastError(f"{part} of {place} is damaged ({reason}); download the archive again, or remove the run")
 
 
 def read_file(folder: Path, name: str) -> bytes:

@@ -16,8 +16,8 @@ Line = Mapping[str, Any]
 def summarise(
     identity: Mapping[str, Any], plan: Plan, classes: Sequence[str], lines: Sequence[Line], counts: metrics.Counts
 ) -> Result:
-    """`identity` is what a Result says about which run it is: version, experiment, method, dataset, seed."""
-    ends = [line for number, line in enumerate(lines) if plan.ends_task(number)]
+    """`identity` holds the fields of the result that identify the run: version, experiment, method, dataset, seed."""
+    ends = [line for round_index, line in enumerate(lines) if plan.ends_task(round_index)]
     matrix = [line["task_accuracy"] for line in ends]
     after = [line["accuracy"] for line in ends]
     worst, groups = left_behind(plan, counts)
@@ -43,7 +43,8 @@ def summarise(
 
 
 def detection(lines: Sequence[Line]) -> dict[str, float | None]:
-    """All clients' detectors together: transitions, found at once, late or never, and false alarms in client-rounds."""
+    """Totals over all clients' detectors: transitions found at once, late or never, and false alarms in
+    client-rounds."""
     events = [line["detector"] for line in lines]
     hits, misses = (sum(len(event[key]) for event in events) for key in ("hits", "misses"))
     delays = [delay for event in events for _, delay in event["late"]]

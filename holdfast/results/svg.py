@@ -1,4 +1,4 @@
-"""Small charts as SVG or HTML that take their colours from the page's style, so that they fit light and dark."""
+"""Small charts as SVG or HTML; they take their colours from the page's style, so that they fit light and dark mode."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,7 +13,7 @@ def colour(index: int) -> str:
 
 
 def _frame(width: float, height: float, label: str, body: str, most: float | None = None) -> str:
-    """`most`: pixels beyond which it is not enlarged."""
+    """`most` is the maximum width in pixels."""
     size = f' style="max-width:{most:g}px"' if most else ""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label, quote=True)}" '
@@ -29,11 +29,11 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-Series = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]  # where, and a curve for each run
+Series = Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]  # x values, and one curve per run
 
 
 def curves(series: Series, x_label: str, label: str) -> str:
-    """Percentages: for each name the mean over runs, and the band from the least to the largest."""
+    """Percentages: per name the mean over runs, and the band from the smallest to the largest value."""
     width, height, left, bottom, top = 640.0, 320.0, 44.0, 40.0, 12.0
     across = sorted({x for places, _ in series.values() for x in places})
     low, high = min(across), max(across)
@@ -58,7 +58,7 @@ def curves(series: Series, x_label: str, label: str) -> str:
             parts.append(f'<polygon points="{points}" style="fill:{colour(i)}" class="band"/>')
         line = [at(x, mean(c)) for x, c in zip(places, columns, strict=True)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-        dash = "" if i < SERIES else ";stroke-dasharray:7 4"  # there are more curves than colours
+        dash = "" if i < SERIES else ";stroke-dasharray:7 4"  # more curves than colours
         parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash}" class="curve"/>')
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour(i)}"><title>{mean(c):.1f} %</title></circle>'
@@ -69,14 +69,14 @@ def curves(series: Series, x_label: str, label: str) -> str:
 
 
 def _mark(index: int) -> str:
-    """A dot in the colour of a series; hollow for those whose curve is dashed."""
+    """A dot in the colour of a series; hollow if its curve is dashed."""
     if index < SERIES:
         return f'<i style="background:{colour(index)}"></i>'
     return f'<i style="border:3px dashed {colour(index)}"></i>'
 
 
 def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequence[int] | None = None) -> str:
-    """Horizontal bars with their numbers: HTML, which gives names and numbers the room they need on any screen."""
+    """Horizontal bars with their numbers, as HTML, so that names and numbers fit on any screen."""
     most = max([abs(value) for value in values.values()] + [1e-9])
     parts = []
     for i, (name, value) in enumerate(values.items()):
@@ -89,12 +89,12 @@ def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequen
 
 
 def _name(name: str) -> str:
-    """The browser shortens it to the room there is; the whole name is shown to who points at it."""
+    """The browser shortens the name to fit; pointing at it shows the full name."""
     return f'<div class="name" title="{escape(name, quote=True)}">{escape(name)}</div>'
 
 
 def _names(rows: Sequence[str], width: float, step: float) -> list[str]:
-    """One below the other, at the left."""
+    """Row names at the left, one below the other."""
     return [
         f'<foreignObject x="0" y="{i * step:.1f}" width="{width - 6:g}" height="{step:g}">{_name(name)}</foreignObject>'
         for i, name in enumerate(rows)
@@ -102,7 +102,7 @@ def _names(rows: Sequence[str], width: float, step: float) -> list[str]:
 
 
 def matrix(picture: str, rows: Sequence[str], columns: int, label: str) -> str:
-    """A picture that has a pixel for each entry of a matrix, enlarged, with the names of its rows."""
+    """An enlarged picture with one pixel per entry of a matrix, and the names of its rows."""
     name_width, step = 150.0, 22.0
     width, height = step * columns, step * len(rows)
     place = f'x="{name_width:g}" y="0" width="{width:g}" height="{height:g}"'
@@ -114,7 +114,8 @@ def matrix(picture: str, rows: Sequence[str], columns: int, label: str) -> str:
 def events(
     rows: Sequence[str], columns: int, marks: Mapping[str, Sequence[tuple[int, int]]], bounds: Sequence[int], label: str
 ) -> str:
-    """A time line: a row a client, a column a round; `marks`: (row, round) by kind; `bounds`: where tasks begin."""
+    """A timeline: one row per client, one column per round; `marks`: (row, round) by kind; `bounds`: where tasks
+    begin."""
     name_width, width, step = 150.0, 640.0, 22.0
     across = (width - name_width - 8) / max(columns, 1)
     height = step * len(rows) + 26

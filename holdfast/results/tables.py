@@ -1,4 +1,4 @@
-"""Tables that a person can read, from results."""
+"""Readable tables of results."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from holdfast.server.metrics import forgotten
 from holdfast.simulation.plan import Plan
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
-PART = "part"  # that the prototypes are of the models sent back
+PART = "part"  # the prototypes as a fraction of the models sent back
 TRAFFIC = {
     "down": "models to clients",
     "up": "and back",
@@ -35,7 +35,7 @@ NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
 
 
 def result_table(result: Result) -> Table:
-    """Task by task: accuracy on all classes seen by then, on the task itself then and at the end, and what was lost."""
+    """Per task: accuracy on all classes seen so far, on the task itself then and at the end, and the forgetting."""
     title = f"{result.method} on {result.dataset}, seed {result.seed}: accuracy in %"
     table = Table(title=title, title_justify="left")
     for column in ("task", "classes seen", "on all seen", "on the task itself", "at the end", "forgotten"):
@@ -51,7 +51,7 @@ def result_table(result: Result) -> Table:
 
 
 def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "whole") -> list[str]:
-    """The headline numbers in words; `clients` are the clients' names, where they have any."""
+    """The headline numbers in words; `clients` are the clients' names, if they have any."""
     worst = int(result.worst_client["client"])
     groups = ", ".join(f"{GROUPS[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
     sent = {way: count / 1e6 for channel in result.bytes.values() for way, count in channel.items()}
@@ -86,7 +86,7 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
 
 
 def _further_models(sent: Mapping[str, float]) -> list[str]:
-    """Models to clients that do not train on them; older runs have not counted them."""
+    """Models to clients that do not train on them; older runs did not count them."""
     words = {"observed": "broadcasts to clients that only observe", "task_end": "models at a task's end"}
     parts = [f"{sent[way]:.1f} MB of {text}" for way, text in words.items() if way in sent]
     return [f"beside them {', '.join(parts)}"] if parts else []
@@ -97,12 +97,12 @@ def _batchwise_line(result: Result) -> str:
     if "macro_f1_batchwise128" not in curves:
         return "averaged over batches of 128: not recorded by the version that made this run"
     f1, recall = (percent(curves[f"{name}_batchwise128"][-1]) for name in ("macro_f1", "macro_recall"))
-    return f"averaged over batches of 128, as the paper's can only have been: F1 {f1}, recall {recall}"
+    return f"averaged over batches of 128, the only way the paper's can have been computed: F1 {f1}, recall {recall}"
 
 
 def by_protocol(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The results on each data set; where there are several ways of dividing it into tasks, on each of them, named by
-    their number, or by their sizes where that would not tell them apart."""
+    """The results per data set. If a data set was divided into tasks in several ways, per way: named by the number of
+    tasks, or by their sizes if the numbers are equal."""
     groups: dict[tuple[str, tuple[int, ...]], list[Result]] = {}
     for result in results:
         groups.setdefault((result.dataset, tuple(result.task_sizes)), []).append(result)
@@ -116,14 +116,14 @@ def by_protocol(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """A way of dividing classes into tasks, in short."""
+    """A short description of how classes are divided into tasks."""
     return f"{len(sizes)} task{'s' * (len(sizes) > 1)}, {sum(sizes)} classes"
 
 
 def names_of(results: Iterable[Result], configs: Mapping[str, Tree] | None = None) -> dict[str, str]:
-    """What to call each experiment of a table: its method, and wherein it differs from the others beyond that: in
-    settings of the data, the plan or the network; of one method, in those of its training, or by its number. `configs`:
-    the settings of the experiments, as far as they are known."""
+    """A name for each experiment of a table: its method, and the settings of data, plan or network in which it differs
+    from the others; within one method also those of training, or else its key. `configs` holds the settings of the
+    experiments, as far as they are known."""
     methods = {result.experiment: result.method for result in results}
     known = {key: settings_of(configs[key]) for key in methods if configs and key in configs}
     words = differences(known, ("data", "plan", "model"))
@@ -140,8 +140,8 @@ Settings = Mapping[tuple[str, str], object]
 
 
 def differences(settings: Mapping[str, Settings], sections: Sequence[str]) -> dict[str, list[str]]:
-    """For each experiment those settings of these sections that are not the same for all; what a config does not have
-    is unset."""
+    """Per experiment, the settings of these sections that are not the same for all; a missing setting is shown as
+    unset."""
     words: dict[str, list[str]] = {one: [] for one in settings}
     for key in {key: None for values in settings.values() for key in values if key[0] in sections}:
         if len({repr(values.get(key)) for values in settings.values()}) > 1:
@@ -152,7 +152,7 @@ def differences(settings: Mapping[str, Settings], sections: Sequence[str]) -> di
 
 
 def settings_of(config: Mapping[str, Any]) -> Settings:
-    """All of a config but what a table says already: the data set, its tasks, and the method."""
+    """All settings of a config except those that a table shows already: the data set, its tasks and the method."""
     sections = {name: config.get(name, {}) for name in ("data", "plan", "model", "train")}
     said = {("data", "name"), ("data", "path"), ("data", "classes"), ("plan", "tasks")}
     return {
@@ -165,8 +165,8 @@ def settings_of(config: Mapping[str, Any]) -> Settings:
 
 
 def reference_of(results: Sequence[Result], method: str | None) -> str | None:
-    """The experiment whose advantage over the others is shown: the first of the plain method, else of the method with
-    settings; none of its ablations, and none where no method is named."""
+    """The experiment whose advantage over the others is shown: the first of the method with default settings, or else
+    with other settings, but never an ablation; None if no method is named."""
     whole = [result for result in results if result.method.split()[0] == method and "w/o" not in result.method]
     plain = [result for result in whole if result.method == method]
     return next((result.experiment for result in [*plain, *whole]), None)
@@ -175,9 +175,9 @@ def reference_of(results: Sequence[Result], method: str | None) -> str | None:
 def comparison(
     results: Sequence[Result], names: Mapping[str, str] | None = None, reference: str | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows that set experiments side by side: means over seeds, ± standard deviation where it matters; and,
-    if the method `reference` is among them, what it has over each in points of average accuracy, paired by seed,
-    ± standard error."""
+    """Columns and rows that compare experiments: means over seeds, ± standard deviation where it matters; and, if the
+    method `reference` is among them, its advantage over each in points of average accuracy, paired by seed, ± standard
+    error."""
     experiments: dict[str, dict[int, Result]] = {}
     for result in results:
         experiments.setdefault(result.experiment, {})[result.seed] = result
@@ -219,13 +219,13 @@ def _with_deviation(values: Sequence[float]) -> str:
 
 
 def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -> list[Table]:
-    """A plan for people: the federation task by task, and what each client gets when; rounds counted from 1. `clients`
-    are their names, where they have any."""
+    """A readable plan: the federation per task, and what each client gets when; rounds are counted from 1. `clients`
+    are the clients' names, if they have any."""
     tasks = []
     for t, classes in enumerate(plan.tasks):
         groups = plan.groups[t]
         rounds = plan.rounds_of(t)
-        picked = {client for number in rounds for client in plan.selected[number]}
+        picked = {client for round_index in rounds for client in plan.selected[round_index]}
         new = sum(groups[client] == "Za" for client in picked)
         sizes = [str(groups.count(group)) for group in ("Zo", "Zn", "Za")]
         held = " ".join(names[c] for c in classes)
@@ -235,7 +235,7 @@ def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -
             clients[client] if clients else str(client),
             str(arrivals[0].round_index + 1),
             " | ".join(f"{a.round_index + 1}: {' '.join(names[c] for c in a.classes) or '(memory)'}" for a in arrivals),
-            " ".join(str(number + 1) for number, chosen in enumerate(plan.selected) if client in chosen),
+            " ".join(str(index + 1) for index, chosen in enumerate(plan.selected) if client in chosen),
         ]
         for client, arrivals in enumerate(plan.arrivals)
     ]
@@ -247,7 +247,7 @@ def plan_tables(plan: Plan, names: Sequence[str], clients: Sequence[str] = ()) -
 
 
 def traffic_table(totals: Sequence[Mapping[str, int]]) -> Table:
-    """What a plan will send, task by task, if every transition is noticed at once."""
+    """The bytes that a plan will send per task, if every transition is noticed at once."""
     known = {way for sent in totals for way in sent}
     ways = [way for way in TRAFFIC if way in known or (way == PART and "shares" in known)]
     rows = []

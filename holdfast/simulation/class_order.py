@@ -1,4 +1,4 @@
-"""The order in which classes come: natural, icarl, seed1993, random:<seed>, or a list."""
+"""The order in which classes arrive: natural, icarl, seed1993, random:<seed>, or a list."""
 
 from collections.abc import Sequence
 
@@ -26,11 +26,11 @@ def class_order(order: str | Sequence[int] | Sequence[str], names: Sequence[str]
     if order == "icarl":
         if count != len(ICARL):
             raise HoldfastError(
-                f"plan.order=icarl is a list of 100 classes, and there are {count}; use seed1993 or random:<seed>"
+                f"plan.order=icarl is a list of 100 classes, but there are {count}; use seed1993 or random:<seed>"
             )
         return list(ICARL)
     if order == "seed1993":
-        # The legacy generator, in an instance of its own, because this order is defined by its stream.
+        # A separate instance of the legacy generator, because its stream defines this order.
         return [int(c) for c in np.random.RandomState(1993).permutation(count)]
     kind, _, seed = order.partition(":")
     if kind == "random" and seed.isdecimal() and len(seed) < 20:

@@ -1,4 +1,4 @@
-"""Who holds which images of a class: each holder all, an equal part (disjoint), or an uneven part (dirichlet)."""
+"""Which images of a class each holder has: all (shared), an equal part (disjoint) or an uneven part (dirichlet)."""
 
 import numpy as np
 
@@ -21,7 +21,8 @@ def parse_partition(text: str) -> tuple[str, float]:
 
 
 def split(images: list[int], holders: int, alpha: float, rng: np.random.Generator) -> list[list[int]]:
-    """Deals a class's images to its holders: evenly if alpha is 0, else in proportions drawn from a Dirichlet law."""
+    """Deals a class's images to its holders: evenly if alpha is 0, else in proportions drawn from a Dirichlet
+    distribution."""
     order = shuffled(rng, images)
     shares = rng.dirichlet([alpha] * holders) if alpha else np.full(holders, 1 / holders)
     bounds = np.rint(np.cumsum(shares) * len(order)).astype(int)

@@ -1,4 +1,4 @@
-"""The plan: everything that chance decides about the federation, before training starts."""
+"""The plan: everything random about the federation, decided before training starts."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from holdfast.simulation.timeline import Arrival, Timeline
 
 @dataclass(frozen=True)
 class Plan:
-    """Class order, tasks, who joins when, who holds what, who is selected. A value: print it, save it, compare it."""
+    """Class order, tasks, who joins when, who holds what, who is selected. A plain value: print, save, compare it."""
 
     tasks: tuple[tuple[int, ...], ...]  # the classes of each task, in head order
     starts: tuple[int, ...]  # the first round of each task
-    rounds_per_task: int  # as meant; where data come when they come, what a server counts with after a growth
-    arrivals: tuple[tuple[Arrival, ...], ...]  # for each client, in time order; the first is its joining
-    selected: tuple[tuple[int, ...], ...]  # for each round
-    growths: tuple[tuple[int, tuple[int, ...]], ...]  # (round, classes): when a server that is told learns of them
-    groups: tuple[tuple[str, ...], ...]  # for each task: Zo, Zn or Za of each client; empty for one that joins later
+    rounds_per_task: int  # as configured; with irregular arrivals, the server's assumption after a growth
+    arrivals: tuple[tuple[Arrival, ...], ...]  # per client, in time order; with the first one it joins
+    selected: tuple[tuple[int, ...], ...]  # per round
+    growths: tuple[tuple[int, tuple[int, ...]], ...]  # (round, classes): the growths under plan.growth=schedule
+    groups: tuple[tuple[str, ...], ...]  # per task: Zo, Zn or Za of each client; empty if it joins later
 
     @property
     def rounds(self) -> int:
@@ -70,8 +70,8 @@ class Plan:
         return {c for arrival in self.arrivals[client] if arrival.round_index <= round_index for c in arrival.classes}
 
     def to_json(self, names: Sequence[str], clients: Sequence[str] = ()) -> dict[str, Any]:
-        """The plan as plain values for people: with the names of classes and (where they have any) of clients; rounds
-        are counted from 1."""
+        """The plan as plain values for people: with the names of classes and (if they have any) of clients; rounds are
+        counted from 1."""
         arrivals_of = [
             [
                 {
@@ -86,24 +86,24 @@ class Plan:
         return {
             "class_names": list(names),
             "tasks": [list(task) for task in self.tasks],
-            "starts": [number + 1 for number in self.starts],
+            "starts": [round_index + 1 for round_index in self.starts],
             "clients": list(clients),
             "arrivals": arrivals_of,
             "selected": [list(chosen) for chosen in self.selected],
-            "growths": [{"round": number + 1, "classes": list(classes)} for number, classes in self.growths],
+            "growths": [{"round": index + 1, "classes": list(classes)} for index, classes in self.growths],
             "groups": [list(groups) for groups in self.groups],
         }
 
 
 def all_at_once(plan: Plan) -> Plan:
-    """The same federation in which every client gets all that it would get over time on the day it joins, and the head
-    has all classes from the start: for a ceiling that breaks the rules on purpose."""
+    """The same federation, but every client gets all its data in the round it joins, and the head has all classes from
+    the start: for an upper bound that breaks the rules on purpose."""
     everything = tuple(c for task in plan.tasks for c in task)
     return replace(plan, arrivals=tuple(map(_joined, plan.arrivals)), growths=((0, everything),))
 
 
 def _joined(arrivals: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
-    """All of a client's arrivals as one, on the day it joins."""
+    """All of a client's arrivals merged into one, in the round it joins."""
     classes = tuple(sorted({c for arrival in arrivals for c in arrival.classes}))
     shared = all(arrival.images is None for arrival in arrivals if arrival.classes)
     images = None if shared else tuple(sorted({i for arrival in arrivals for i in arrival.images or ()}))
@@ -141,7 +141,7 @@ def make_plan(settings: PlanSettings, names: Sequence[str], images: Mapping[int,
 
 
 def equal_tasks(sizes: int | list[int], order: list[int]) -> tuple[tuple[int, ...], ...]:
-    """So many tasks of one size, or of these sizes."""
+    """Divides the classes into `sizes` equal tasks, or into tasks of these sizes."""
     count = len(order)
     if isinstance(sizes, int):
         if count % sizes:
@@ -166,7 +166,7 @@ def _groups(settings: PlanSettings, present: int, rng: np.random.Generator) -> t
 
 
 def part(share: float, whole: int) -> int:
-    """floor(share x whole), of the number that was meant: 0.29 x 100 is 29, whatever floating point says."""
+    """floor(share x whole), robust against rounding errors: 0.29 x 100 is 29."""
     return floor(share * whole + 1e-9)
 
 
@@ -179,7 +179,7 @@ def _join_rounds(settings: PlanSettings, task: int, newcomers: int, rng: np.rand
 def _draw_classes(
     classes: tuple[int, ...], clients: int, settings: PlanSettings, task: int, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
-    """Each client's classes of a task, drawn without replacement, and nobody's class left without a holder."""
+    """Each client's classes of a task, drawn without replacement; every class has at least one holder."""
     size = max(1, part(settings.class_share, len(classes)))
     if clients * size < len(classes):
         raise HoldfastError(
@@ -195,7 +195,7 @@ def _draw_classes(
 
 
 def _give(held: np.ndarray, missing: int, rng: np.random.Generator) -> None:
-    """Swaps the missing class for one that others hold too, at a client drawn by chance."""
+    """At a random client, replaces a class that others hold too by the missing one."""
     spare = held & (held.sum(axis=0) > 1)
     client = shuffled(rng, np.flatnonzero(spare.any(axis=1)).tolist())[0]
     given = shuffled(rng, np.flatnonzero(spare[client]).tolist())[0]
@@ -223,14 +223,14 @@ def _select(
 ) -> tuple[tuple[int, ...], ...]:
     joined = np.array([a[0].round_index for a in arrivals])
     selected = []
-    for number in range(tasks * settings.rounds):
-        present = np.flatnonzero(joined <= number).tolist()
+    for round_index in range(tasks * settings.rounds):
+        present = np.flatnonzero(joined <= round_index).tolist()
         if settings.select_from == "first_task":
             present = [client for client in present if client < settings.clients]
         if settings.selected > len(present):
             raise HoldfastError(
-                f"plan.selected={settings.selected}, but round {number + 1} has only {len(present)} clients; "
+                f"plan.selected={settings.selected}, but round {round_index + 1} has only {len(present)} clients; "
                 "select fewer or raise plan.clients"
             )
-        selected.append(tuple(draw(generator(seed, "plan", "selected", number), present, settings.selected)))
+        selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, settings.selected)))
     return tuple(selected)

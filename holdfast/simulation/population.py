@@ -54,6 +54,11 @@ class Population:
         self.group = np.zeros(clients, dtype=np.int32)
         self.histories: list[History] = [()]
         self.current = np.full(clients, -1, dtype=np.int64)  # which of its arrivals is each client's data
+        first: dict[tuple[int, ...], int] = {}  # the first kind of arrival with the same images
+        self._owners = [
+            EVERYBODY if kind.images is None else first.setdefault(kind.images, i)
+            for i, kind in enumerate(self.timeline.kinds)
+        ]
         self._fresh, self._owed = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
 
     def begin_round(self, round_index: int) -> None:
@@ -71,7 +76,7 @@ class Population:
             kind = int(self.timeline.kind[arrival])
             ranked = self.rankings[self.stored_by[arrival]]
             for c in self.timeline.kinds[kind].classes:
-                memory[self.classes[c]] = ranked[self._owner(kind), c]
+                memory[self.classes[c]] = ranked[self._owners[kind], c]
         kinds = self.timeline.kind[start : start + int(self.current[client]) + 1].tolist()
         return replace(
             left,
@@ -103,9 +108,6 @@ class Population:
     def _names(self, kind: int) -> tuple[str, ...]:
         return tuple(self.classes[c] for c in self.timeline.kinds[kind].classes)
 
-    def _owner(self, kind: int) -> int:
-        return EVERYBODY if self.timeline.kinds[kind].images is None else kind
-
     # memories
 
     def update_memories(
@@ -131,7 +133,7 @@ class Population:
         for kind in np.unique(self.timeline.kind[arrivals[~again]]).tolist():
             classes = self.timeline.kinds[kind].classes
             for c in classes:
-                owner = self._owner(kind), c
+                owner = self._owners[kind], c
                 groups.setdefault(owner, ImageGroup(self.classes[c], self._rows(kind, c)))
                 depths[owner] = max(quota(self.memory, len(classes)), depths.get(owner, 0))
         returning = [self._returning(int(client)) for client in clients[again]]
@@ -183,12 +185,12 @@ class Population:
 
     def _observations(self, kinds: Sequence[int], entropies: Infer) -> list[Observation]:
         """What clients with these kinds of arrivals see; images that several of them hold are passed once."""
-        owners = {(self._owner(kind), c): kind for kind in kinds for c in self.timeline.kinds[kind].classes}
+        owners = {(self._owners[kind], c): kind for kind in kinds for c in self.timeline.kinds[kind].classes}
         groups = [ImageGroup(self.classes[c], self._rows(kind, c)) for (_, c), kind in owners.items()]
         found = dict(zip(owners, entropies(groups), strict=True))
         return [
             observation_of(
-                torch.cat([found[self._owner(kind), c] for c in self.timeline.kinds[kind].classes]).double().numpy()
+                torch.cat([found[self._owners[kind], c] for c in self.timeline.kinds[kind].classes]).double().numpy()
             )
             for kind in kinds
         ]

@@ -1,4 +1,4 @@
-"""The plan of a federation whose data say who holds what, and maybe when it comes."""
+"""The plan of a federation whose data determines who holds what, and possibly when it arrives."""
 
 from holdfast.data.images import DataSet, Stream
 from holdfast.errors import HoldfastError
@@ -13,8 +13,9 @@ Tasks = tuple[tuple[int, ...], ...]
 
 def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
     """Clients hold what their folders hold, and join with their first data. With a stream, a task begins whenever a
-    class comes that nobody has had before. Without one, tasks are those of the settings, and each brings every client
-    what it has of their classes. While fewer clients are present than are to be selected, all are."""
+    class arrives that no client has had before. Without one, the settings define the tasks, and each task brings every
+    client its images of the task's classes. While fewer clients are present than should be selected, all are
+    selected."""
     owned = _owned(data)
     tasks, starts, rounds, comings = (
         _of_stream(settings, data, data.stream, owned) if data.stream else _of_schedule(settings, data, owned)
@@ -22,8 +23,8 @@ def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
     arrivals = []
     for client, name in enumerate(data.clients):
         mine = [
-            Arrival(number, classes, tuple(sorted(i for c in classes for i in owned[client][c])))
-            for number, classes in comings[client]
+            Arrival(round_index, classes, tuple(sorted(i for c in classes for i in owned[client][c])))
+            for round_index, classes in comings[client]
         ]
         if not mine or not mine[0].classes:
             raise HoldfastError(f"client {name!r} has no images of the classes that are used; remove its folder")
@@ -36,10 +37,10 @@ def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
         for start, end in zip(starts, (*starts[1:], rounds), strict=True)
     )
     selected = []
-    for number in range(rounds):
-        present = [client for client, since in enumerate(joined) if since <= number]
+    for round_index in range(rounds):
+        present = [client for client, since in enumerate(joined) if since <= round_index]
         count = min(settings.selected, len(present))
-        selected.append(tuple(draw(generator(seed, "plan", "selected", number), present, count)))
+        selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, count)))
     growths = tuple(zip(starts, tasks, strict=True))
     return Plan(tasks, starts, settings.rounds, tuple(arrivals), tuple(selected), growths, groups)
 
@@ -53,7 +54,7 @@ def _owned(data: DataSet) -> list[dict[int, list[int]]]:
     return owned
 
 
-Comings = list[list[tuple[int, tuple[int, ...]]]]  # for each client: (round, classes), in time order
+Comings = list[list[tuple[int, tuple[int, ...]]]]  # per client: (round, classes), in time order
 
 
 def _of_schedule(
@@ -73,27 +74,27 @@ def _of_schedule(
 def _of_stream(
     settings: PlanSettings, data: DataSet, stream: Stream, owned: list[dict[int, list[int]]]
 ) -> tuple[Tasks, tuple[int, ...], int, Comings]:
-    index = {name: c for c, name in enumerate(data.classes)}  # a part of the classes may be left out by data.classes
+    index = {name: c for c, name in enumerate(data.classes)}  # data.classes may leave some classes out
     comings: Comings = [[] for _ in data.clients]
     born: dict[int, list[int]] = {}
     seen: set[int] = set()
-    for number, client, names in stream.arrivals:
+    for round_index, client, names in stream.arrivals:
         known = (index[name] for name in names if name in index)
-        classes = tuple(c for c in known if c in owned[client])  # of some, no image may be left
+        classes = tuple(c for c in known if c in owned[client])  # some may have no images left
         if not classes and names:
             continue
-        comings[client].append((number, classes))
-        born.setdefault(number, []).extend(c for c in classes if c not in seen)
+        comings[client].append((round_index, classes))
+        born.setdefault(round_index, []).extend(c for c in classes if c not in seen)
         seen.update(classes)
-    tasks = {number: tuple(dict.fromkeys(new)) for number, new in born.items() if new}
+    tasks = {round_index: tuple(dict.fromkeys(new)) for round_index, new in born.items() if new}
     starts = tuple(sorted(tasks))
     rounds = stream.rounds or starts[-1] + settings.rounds
-    last = max(number for mine in comings for number, _ in mine)
+    last = max(round_index for mine in comings for round_index, _ in mine)
     return tuple(tasks[start] for start in starts), starts, max(rounds, last + 1), comings
 
 
 def _group(arrivals: tuple[Arrival, ...], start: int, end: int) -> str:
-    """What a client is in a task: it joins (Za; in the first task Zn), moves on to new data (Zn) or stays (Zo)."""
+    """A client's group in a task: it joins (Za; in the first task Zn), moves on to new data (Zn) or stays (Zo)."""
     first = arrivals[0].round_index
     if first >= end:
         return ""

@@ -1,5 +1,5 @@
-"""Whose data changes when: one client's arrivals, and those of all clients as arrays, so that a round costs the same
-with thirty clients and with a hundred thousand."""
+"""When each client's data changes: the arrivals of one client, and those of all clients as arrays, so that a round is
+as cheap with a hundred thousand clients as with thirty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Arrival:
-    """From `round_index` on, a client's current data is this and nothing else."""
+    """From `round_index` on, this is all of a client's current data."""
 
     round_index: int
-    classes: tuple[int, ...]  # none: the old data is gone and nothing has come
+    classes: tuple[int, ...]  # empty: the old data is gone and nothing new has come
     images: tuple[int, ...] | None = None  # None: every training image of these classes
 
 
 class Timeline:
-    """All arrivals, client after client. Clients that get the same images in the same round have an arrival of the same
-    kind: what is computed for a kind is computed for all of them."""
+    """All arrivals, client by client. Clients that get the same images in the same round have arrivals of the same
+    kind: what is computed for a kind is computed once for all of them."""
 
     def __init__(self, arrivals: Sequence[Sequence[Arrival]]) -> None:
         known: dict[Arrival, int] = {}
@@ -27,9 +27,9 @@ class Timeline:
         self.kinds = tuple(known)
         counts = np.array([len(mine) for mine in arrivals], dtype=np.int64)
         self.first = np.cumsum(counts) - counts  # where each client's arrivals begin
-        self.client = np.repeat(np.arange(len(counts)), counts)  # whose each arrival is
+        self.client = np.repeat(np.arange(len(counts)), counts)  # the client of each arrival
         self.round = np.array([kind.round_index for kind in self.kinds], dtype=np.int64)[self.kind]
-        self.brings = np.array([bool(kind.classes) for kind in self.kinds])[self.kind]  # has it any class?
+        self.brings = np.array([bool(kind.classes) for kind in self.kinds])[self.kind]  # does it bring any class?
         self._brought = np.concatenate([[0], np.cumsum(self.brings)])
 
     @property
@@ -46,7 +46,7 @@ class Timeline:
         return np.flatnonzero(self.round == round_index)
 
     def waiting(self, clients: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Do any of these clients' arrivals from number `start` to before `end` bring classes?"""
+        """For each of these clients: does any of its arrivals from index `start` to before `end` bring classes?"""
         first = self.first[clients]
         some: np.ndarray = self._brought[first + end] > self._brought[first + start]
         return some

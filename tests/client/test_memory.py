@@ -49,10 +49,10 @@ def test_an_update_ranks_what_has_come_and_cuts_what_was_there() -> None:
     memory = {"owl": ids(7, 3, 5, 1).int(), "fox": ids(9, 2, 8, 6).int()}
     data = {"owl": ids(4, 7, 11), "elk": ids(20, 22, 21)}
     best = Largest()
-    after = update_memory(memory, data, 8, best)
-    assert best.asked == [("owl", [4, 7, 11, 3, 5, 1], 2), ("elk", [20, 22, 21], 2)]  # 8 over three classes
+    after = update_memory(memory, data, 9, best)
+    assert best.asked == [("owl", [4, 7, 11, 3, 5, 1], 3), ("elk", [20, 22, 21], 3)]  # 9 over three classes
     # fox loses its last ones, whatever a ranking would say of them; old classes keep their places.
-    assert plain(after) == {"owl": [11, 7], "fox": [9, 2], "elk": [22, 21]}
+    assert plain(after) == {"owl": [11, 7, 5], "fox": [9, 2, 8], "elk": [22, 21, 20]}
     assert list(after) == ["owl", "fox", "elk"]
     assert all(some.dtype == torch.int32 for some in after.values())
     assert plain(memory) == {"owl": [7, 3, 5, 1], "fox": [9, 2, 8, 6]}

@@ -103,7 +103,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_entry_is_made_anew_with_one_line_of_notice(
+def test_damaged_entry_is_rebuilt_with_one_line_of_notice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     make = Maker()
@@ -117,7 +117,7 @@ def test_damaged_entry_is_made_anew_with_one_line_of_notice(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert str(entry) in captured.err
-    assert "made anew" in captured.err
+    assert "rebuilding it" in captured.err
     cached(tmp_path, KEY, make)
     assert make.calls == 2
     assert only_entry(tmp_path) == entry

@@ -250,7 +250,7 @@ def test_broken_images_are_left_out_if_one_wants(tmp_path: Path, capsys: pytest.
     top = write_folder(tmp_path / "mine", ["train/cat/3.png", "test/dog/0.png"])
     data = load(top, corrupt="skip")
     said = capsys.readouterr().err
-    assert said.startswith("2 of 13 images are left out: train/cat/3.png in ")
+    assert said.startswith("2 of 13 images are skipped: train/cat/3.png in ")
     assert "test/dog/0.png in " in said
     assert said.count("\n") == 1
     assert data.train.labels.tolist() == [0] * 4 + [1] * 4
@@ -270,7 +270,7 @@ def test_of_many_broken_images_some_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("part", "kind"), [("train", "training"), ("test", "test")])
 def test_a_class_without_any_image_that_can_be_read(tmp_path: Path, part: str, kind: str) -> None:
     broken = [f"{part}/dog/{i}.png" for i in range(FEW_FILES[f"{part}/dog"])]
-    with pytest.raises(HoldfastError, match=f"^no {kind} image of the class 'dog' can be read; replace them or leave"):
+    with pytest.raises(HoldfastError, match=f"^no {kind} image of the class 'dog' can be read; replace them or drop"):
         load(write_folder(tmp_path / "mine", broken), corrupt="skip")
 
 
@@ -334,8 +334,8 @@ def test_no_room_on_the_disk_is_one_sentence_before_any_work(
         with pytest.raises(HoldfastError) as caught:
             decode(place, cache, 256)
     assert str(caught.value) == (
-        f"the decoded images take 0.0 GB and {cache} has room for 0.0; "
-        "choose a smaller data.size, or set XDG_CACHE_HOME to a place with more"
+        f"the decoded images take 0.0 GB, but {cache} has only 0.0 GB free; "
+        "choose a smaller data.size, or set XDG_CACHE_HOME to a larger disk"
     )
     assert done == []
     assert decode(place, cache, 256).arrays["train_images"].shape == (TRAIN, 3, 256, 256)

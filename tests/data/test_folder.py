@@ -222,7 +222,7 @@ def test_two_folders_of_one_name_are_refused(tmp_path: Path, second: str) -> Non
     if len(os.listdir(top / "train")) < 2:
         pytest.skip("this file system takes the two for one name")
     said = refused(top)
-    assert "is a second folder of the class 'émeu'; put them together or rename one" in said
+    assert "is a second folder of the class 'émeu'; merge them or rename one" in said
     assert str(top) in said
 
 
@@ -344,7 +344,7 @@ def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
 def test_a_link_in_a_circle_is_one_sentence(tmp_path: Path, where: str, to: str) -> None:
     top = write(tmp_path / "mine", TWO_PARTS)
     (top / where).symlink_to(top / to)
-    assert refused(top) == f"{top / where} is a link to a folder that it lies in; remove it"
+    assert refused(top) == f"{top / where} is a link to one of its own parent folders; remove it"
 
 
 @pytest.mark.parametrize("to", ["nowhere.png", "itself.png"])
@@ -352,7 +352,7 @@ def test_a_link_that_leads_nowhere_is_one_sentence(tmp_path: Path, to: str) -> N
     top = write(tmp_path / "mine", TWO_PARTS)
     (top / "train" / "cat" / "itself.png").symlink_to(to)
     said = refused(top)
-    assert said.startswith(f"{top / 'train' / 'cat' / 'itself.png'} is a link that leads nowhere or in a circle (")
+    assert said.startswith(f"{top / 'train' / 'cat' / 'itself.png'} is a broken or circular link (")
     assert said.endswith("; remove it")
 
 
@@ -431,9 +431,9 @@ WRONG = {
     "never arrives": (changed('["emu"]', "[]"), "the class 'emu' of client 'south' never arrives; add it or remove"),
     "too few rounds": (
         changed("24", "8"),
-        "rounds = 8, and the last arrival is in round 9; say from there to 1,000,000",
+        "rounds = 8, but the last arrival is in round 9; use 9 to 1,000,000",
     ),
-    "rounds are a word": (changed("24", '"many"'), "rounds = 'many', and the last arrival is in round 9"),
+    "rounds are a word": (changed("24", '"many"'), "rounds = 'many', but the last arrival is in round 9"),
     "rounds without end": (changed("24", str(10**12)), f"rounds = {10**12}"),
 }
 

@@ -186,7 +186,7 @@ def test_any_size(tmp_path: Path, size: int) -> None:
 
 def test_no_training_folders(tmp_path: Path) -> None:
     files = {"val/a.JPEG": image(1), "train/cats/a.JPEG": image(1)}
-    assert "is not a whole ImageNet: it has no train/<class>/ folders" in refused(tmp_path, files)
+    assert "is not a complete ImageNet: it has no train/<class>/ folders" in refused(tmp_path, files)
 
 
 def test_no_validation_images(tmp_path: Path) -> None:
@@ -195,19 +195,19 @@ def test_no_validation_images(tmp_path: Path) -> None:
 
 def test_flat_validation_without_a_mapping(tmp_path: Path) -> None:
     said = refused(tmp_path, flat())
-    assert "lie flat and no file says their classes (one of LOC_val_solution.csv, " in said
+    assert "lie flat and no file gives their classes (one of LOC_val_solution.csv, " in said
 
 
 @pytest.mark.parametrize("mapping", ["Kaggle's", "TensorFlow's", "TinyImageNet's", "the contest's"])
 def test_an_image_that_the_mapping_lacks(tmp_path: Path, mapping: str) -> None:
     files = flat() | FLAT[mapping] | {f"val/{val_name(4)}.JPEG": image(1)}
     name = next(iter(FLAT[mapping]))
-    assert f"{name} does not say the class of val/ILSVRC2012_val_0000000" in refused(tmp_path, files)
+    assert f"{name} does not give the class of val/ILSVRC2012_val_0000000" in refused(tmp_path, files)
 
 
 def test_a_number_that_means_nothing(tmp_path: Path) -> None:
     files = flat() | FLAT["the contest's"] | {GROUND_TRUTH: NUMBERED.replace(b"1", b"77")}
-    assert f"{GROUND_TRUTH} does not say the class of val/ILSVRC2012_val_0000000" in refused(tmp_path, files)
+    assert f"{GROUND_TRUTH} does not give the class of val/ILSVRC2012_val_0000000" in refused(tmp_path, files)
 
 
 @pytest.mark.parametrize("form", ["class folders", "flat"])
@@ -231,7 +231,7 @@ def test_an_empty_training_class(tmp_path: Path) -> None:
 
 def test_numbers_without_the_table_of_classes(tmp_path: Path) -> None:
     said = refused(tmp_path, flat() | {GROUND_TRUTH: NUMBERED})
-    assert "has numbers, and meta.mat, which says what they mean, is missing" in said
+    assert "has numbers, but meta.mat, which explains them, is missing" in said
 
 
 BROKEN = {
@@ -245,7 +245,7 @@ BROKEN = {
 def test_a_broken_table_of_classes(tmp_path: Path, content: bytes) -> None:
     said = refused(tmp_path, flat() | {GROUND_TRUTH: NUMBERED, META: content})
     assert said.startswith(f"{META} in {tmp_path / 'imagenet'} cannot be read (")
-    assert said.endswith("; get the development kit anew")
+    assert said.endswith("; download the development kit again")
 
 
 def test_a_table_of_something_else(tmp_path: Path) -> None:

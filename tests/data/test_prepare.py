@@ -116,12 +116,12 @@ def test_another_file_of_that_name_is_left_alone(tmp_path: Path, server: Server)
     assert server.asked == []
 
 
-@pytest.mark.parametrize("ranges", [True, False], ids=["goes on", "starts again"])
+@pytest.mark.parametrize("ranges", [True, False], ids=["continues", "starts again"])
 def test_a_download_that_was_cut_goes_on(tmp_path: Path, server: Server, ranges: bool) -> None:
     server.ranges, server.cut = ranges, 700_001
     said = fails(wanted(server.url), tmp_path)
     assert said.startswith(f"{server.url} cannot be downloaded (")
-    assert "run the same command again to go on, or download it yourself and import it with --from" in said
+    assert "run the same command again to continue, or download it yourself and import it with --from" in said
     assert "700,001 of 1,024,000 bytes" in said
     part = tmp_path / "data.bin.part"
     assert part.read_bytes() == CONTENT[:700_001]
@@ -182,7 +182,7 @@ def test_no_server_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         port = listening.getsockname()[1]
     said = fails(wanted(f"http://127.0.0.1:{port}/data.bin"), tmp_path)
     assert "Connection refused" in said
-    assert said.endswith("run the same command again to go on, or download it yourself and import it with --from")
+    assert said.endswith("run the same command again to continue, or download it yourself and import it with --from")
 
 
 def test_a_server_that_talks_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_importing_it_twice_does_no_harm(tmp_path: Path, root: Path) -> None:
     assert import_local(MINI, folder, root, load) == first
     assert import_local(MINI, first, root, load) == first
     other = write_folder(tmp_path / "other")
-    with pytest.raises(HoldfastError, match=r"mini-imagenet is there already; remove it first to import another$"):
+    with pytest.raises(HoldfastError, match=r"mini-imagenet exists already; remove it first to import another$"):
         import_local(MINI, other, root, load)
     assert first.samefile(folder)
 
@@ -311,7 +311,7 @@ def test_the_wrong_thing_is_refused_before_it_is_copied(tmp_path: Path, root: Pa
 
 def test_a_form_that_would_not_be_found_is_refused(tmp_path: Path, root: Path) -> None:
     given = write_zip(tmp_path / "mini.jar")
-    assert f"{given} is not a form in which MiniImageNet comes: mini-imagenet, " in refused(given, root)
+    assert f"{given} is not a known form of MiniImageNet: mini-imagenet, " in refused(given, root)
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_decoded_once_per_size_and_content(tmp_path: Path, monkeypatch: pytest.M
     assert arrays["train_images"][0].min() == 255
 
 
-def test_tampered_cache_is_made_anew_with_a_notice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tampered_cache_is_rebuilt_with_a_notice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = tmp_path / "cache"
     source = write_zip(tmp_path / "a.zip", archive_files())
     _, arrays = load(source, 8, cache)
@@ -218,7 +218,7 @@ def test_missing_piece_is_named(tmp_path: Path, form: str, name: str) -> None:
     files = archive_files()
     del files[name]
     source = write_source(tmp_path, form, files)
-    assert f"{source} is not a whole TinyImageNet: {name} is missing; " in load_error(source, tmp_path)
+    assert f"{source} is not a complete TinyImageNet: {name} is missing; " in load_error(source, tmp_path)
 
 
 CONTENT = {

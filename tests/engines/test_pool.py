@@ -81,7 +81,7 @@ def test_workers_that_die_again_and_again_end_the_run_in_one_sentence(
     federation = build_federation(config, data, plan_of(config, data))
     with pool_of(federation, data, 1) as engine:
         os.kill(engine.workers[0].process.pid, signal.SIGKILL)
-        with pytest.raises(HoldfastError, match=r"1 worker processes died over .* run\.engine=serial does without"):
+        with pytest.raises(HoldfastError, match=r"1 worker processes died while computing .* use run\.engine=serial"):
             list(run_rounds(federation, engine))
 
 

@@ -19,7 +19,7 @@ def test_the_networks_size(size: int, inputs: int) -> None:
     assert encoder.linear.in_features == inputs
     assert encoder(images(2, size)).shape == (2, 100)
     if size == 32:
-        assert sum(p.numel() for p in encoder.parameters()) == 85_036  # at 100 classes and 32 px (docs/departures.md, Prototypes and proxy)
+        assert sum(p.numel() for p in encoder.parameters()) == 85_036  # docs/departures.md
 
 
 def test_initial_weights_are_uniform_and_from_the_given_generator() -> None:

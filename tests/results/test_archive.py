@@ -86,7 +86,7 @@ def test_the_same_runs_give_the_same_bytes_and_a_run_is_replaced(file: Path, tmp
 def test_a_trial_that_diverged_is_kept_and_is_no_finished_run(file: Path) -> None:
     assert [line["name"] for line in archive.read(file)] == ["small/lga-1", "small/lga-2", "small/lga-9"]
     assert archive.names(file) == ["small/lga-1", "small/lga-2"]
-    with pytest.raises(HoldfastError, match=r"small/lga-9 has no result, for its training diverged \(exit code 2\)"):
+    with pytest.raises(HoldfastError, match=r"small/lga-9 has no result: its training diverged \(exit code 2\)"):
         read_result(archive.address(file, "small/lga-9"))
 
 

@@ -177,4 +177,4 @@ def test_a_record_that_lacks_its_end_is_not_passed_on(
     (run / "record.jsonl").write_text(json.dumps(LINES[0]) + "\n")
     code, _, err = holdfast("export", run, "--out", tmp_path / "out", "--format", form)
     assert (code, err.strip().count("\n")) == (2, 0)
-    assert "record.jsonl is damaged (it does not end as result.json says)" in err
+    assert "record.jsonl is damaged (its end does not match result.json)" in err

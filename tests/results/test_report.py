@@ -532,7 +532,7 @@ def test_a_page_in_a_new_folder_and_by_batches_if_one_asks(
 def test_a_result_names_its_machine(page: Page, result: Result) -> None:
     assert result.machine
     assert f"torch {torch.__version__}" in result.machine
-    assert ["made on", json.dumps(result.machine)] in page.table("Every setting")
+    assert ["computed on", json.dumps(result.machine)] in page.table("Every setting")
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
