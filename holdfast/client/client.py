@@ -187,10 +187,8 @@ class Client:
     def _observe(self, round_index: int, request: InferenceRequest) -> None:
         augmented = self.work.method.observes_augmented
         stream = ("round", round_index, "observed") if augmented else ()
-        entropies = [
-            self._infer(replace(request, what="entropies", stream=stream), name, ids)
-            for name, ids in self.state.data.items()
-        ]
+        asked = replace(request, what="entropies", stream=stream)
+        entropies = [self._infer(asked, name, ids) for name, ids in self.state.data.items()]
         alarm, self.history = self.detector.decide(self.history, observation_of(torch.cat(entropies).double().numpy()))
         if alarm:
             self._alarm(round_index)
@@ -216,10 +214,10 @@ class Client:
         if not method.keeps_memory:
             return
 
+        asked = replace(request, what="features")
+
         def best(name: str, ids: Tensor, count: int) -> Tensor:
-            if not count:
-                return ids[:0]
-            return ids[method.exemplars(self._infer(replace(request, what="features"), name, ids), count)]
+            return ids[method.exemplars(self._infer(asked, name, ids), count)] if count else ids[:0]
 
         if self.keep_pixels:  # of a class that comes again, an image that is in the memory already gets the same id
             copies = {c: ids for c, ids in data.items() if c in state.memory or bool((ids < 0).any())}

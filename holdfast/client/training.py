@@ -14,7 +14,7 @@ from holdfast.methods.context import ClientContext, ImageSource, Stage
 from holdfast.models.encoder import GradientEncoder
 from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.models.passes import in_chunks
-from holdfast.protocol.codec import Weights
+from holdfast.protocol.codec import MalformedMessage, Weights
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import Inbox, InferenceRequest, Job, PrototypeShare, Reply
 from holdfast.protocol.state import ClientState
@@ -98,11 +98,15 @@ class ClientWork:
         """The buffer of a role with these weights in it."""
         rng = torch_generator(0, "buffer")  # overwritten at once by the weights
         model = self._buffers.get(role)
-        if model is None or tuple(model.growths) != growths[: len(model.growths)]:
-            model = self.method.build_model(self.enrolment.spec, rng).to(self.device)
-            self._buffers[role] = model
-        grow_to(model, growths, rng)
-        model.load_state_dict(dict(weights))
+        try:
+            if model is None or tuple(model.growths) != growths[: len(model.growths)]:
+                model = self.method.build_model(self.enrolment.spec, rng).to(self.device)
+                self._buffers[role] = model
+            grow_to(model, growths, rng)
+            model.load_state_dict(dict(weights))
+        except (KeyError, RuntimeError) as error:
+            reason = str(error).split("\n")[0]
+            raise MalformedMessage(f"the {role} model does not fit the network of the enrolment: {reason}") from error
         return model
 
     def _frozen(self, role: str, growths: tuple[int, ...], weights: Weights) -> IncrementalModel:

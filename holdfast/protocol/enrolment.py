@@ -82,7 +82,7 @@ class Enrolment:
                 ),
             ),
             facts.integer("memory"),
-            facts.integer("seed"),
+            facts.integer("seed", most=2**63 - 1),
         )
 
 

@@ -2,7 +2,7 @@
 
 Enrolments, broadcasts, jobs, notices, replies and announcements travel on the global server's channel; the encoder,
 teachers and prototype shares on the proxy's; global models go from the server to the proxy on a channel of their own.
-Each type has a `size`, the bytes of its tensors, and `to_bytes` and `from_bytes`."""
+Each type has `to_bytes` and `from_bytes`; those that a run bills have a `size`, the bytes of their tensors."""
 
 import hashlib
 from collections.abc import Mapping

@@ -142,11 +142,13 @@ class PrototypeServer(LastModelSelector):
         self.scores, self.rounds, self.first = (dict(facts[name]) for name in ("scores", "rounds", "first"))
 
     def _receive(self, round_index: int, growths: tuple[int, ...], shares: Sequence[PrototypeShare]) -> int:
-        """Takes a round's shares into the pool; returns how many told no label and were refused."""
+        """Takes a round's shares into the pool; returns how many were refused: of another shape, or without a label."""
         # First by their content, because shares come in any order and say nobody's name.
         ordered = sorted(shares, key=PrototypeShare.to_bytes)
         usable = []
         for share in shuffled(generator(self.setup.seed, "proxy", "shuffle", round_index), ordered):
+            if not self._fits(share):
+                continue
             gradient = {name: part[None].to(self.setup.device) for name, part in share.gradient.items()}
             try:
                 usable.append((share, gradient, int(labels_of(gradient))))
@@ -155,6 +157,12 @@ class PrototypeServer(LastModelSelector):
         if usable:
             self._reconstruct(round_index, growths, usable)
         return len(shares) - len(usable)
+
+    def _fits(self, share: PrototypeShare) -> bool:
+        """Is this a gradient of the encoding network, with a variance per feature?"""
+        wanted = {name: parameter.shape for name, parameter in self.encoder.named_parameters()}
+        found = {name: tensor.shape for name, tensor in share.gradient.items()}
+        return found == wanted and share.variance.shape == (self.model.features,)
 
     def _reconstruct(
         self, round_index: int, growths: tuple[int, ...], usable: list[tuple[PrototypeShare, Gradients, int]]

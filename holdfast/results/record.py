@@ -143,8 +143,8 @@ def read_config(run: Path) -> Tree | None:
     tree = source.config()
     if tree is None:
         return None
-    if not isinstance(tree.get("method"), dict):
-        raise source.damaged("config.toml", "it names no method")
+    if not isinstance(tree.get("method"), dict) or not all(isinstance(tree.get(name, {}), dict) for name in NEWER):
+        raise source.damaged("config.toml", "it names no method, or a section is not a table")
     return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
 
 

@@ -23,7 +23,7 @@ from holdfast.simulation.rounds import run_rounds
 METHOD = {"name": "fedavg", "replay": True}
 
 
-def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) -> tuple[Federation, list[Any]]:
+def run_all(settings: dict[str, Any], engine: Engine | None, kill: bool = False) -> tuple[Federation, list[Any]]:
     config = load_config(settings)
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
@@ -43,8 +43,8 @@ def played(settings: dict[str, Any], engine: Engine | None, kill: bool = False) 
 def test_a_pool_gives_the_serial_bits(small: dict[str, Any]) -> None:
     """For every method: tests/methods/test_contract.py."""
     settings = {**small, "method": METHOD}
-    serial, lines = played(settings, Serial())
-    pooled, same = played(settings, None)
+    serial, lines = run_all(settings, Serial())
+    pooled, same = run_all(settings, None)
     assert same == lines
     for name, tensor in serial.server.weights.items():
         assert torch.equal(tensor, pooled.server.weights[name]), name
@@ -54,8 +54,8 @@ def test_a_pool_gives_the_serial_bits(small: dict[str, Any]) -> None:
 
 def test_a_killed_worker_changes_nothing_but_the_time(small: dict[str, Any]) -> None:
     settings = {**small, "plan": {**small["plan"], "tasks": 2, "rounds": 1}, "method": METHOD}
-    serial, lines = played(settings, Serial())
-    pooled, same = played(settings, None, kill=True)
+    serial, lines = run_all(settings, Serial())
+    pooled, same = run_all(settings, None, kill=True)
     assert same == lines
     for name, tensor in serial.server.weights.items():
         assert torch.equal(tensor, pooled.server.weights[name]), name

@@ -80,8 +80,13 @@ class PrivateData:
 class SeparateClients(Clients):
     """Every client by itself. The plan decides only when data arrives and whom the oracle tells."""
 
-    def __init__(self, federation: Federation, folder: Path, keep_pixels: bool = False) -> None:
-        self.federation, self.folder = federation, folder
+    def __init__(
+        self, federation: Federation, folder: Path, keep_pixels: bool = False, as_billed: bool = False
+    ) -> None:
+        """With `as_billed` a client gets just the messages that the record counts: a selected client observes with its
+        first job, updates its memory with a job of phase finish, and gets teachers once per round."""
+        self.federation, self.folder, self.as_billed = federation, folder, as_billed
+        self.taught: dict[int, int] = {}  # client -> the round of its last teachers
         plan = federation.plan
         self.private = [PrivateData(federation, client) for client in range(len(plan.arrivals))]
         self.keep_pixels = keep_pixels
@@ -97,6 +102,12 @@ class SeparateClients(Clients):
             images = ClientImages(private.images, private.classes)
             self.loaded[number] = Client.load(self.folder / str(number), images)
         return self.loaded[number]
+
+    def _copy_of(self, number: int) -> Client:
+        """The same client again, which can be asked without changing it."""
+        self.client(number).save(self.folder / f"copy-{number}")
+        private = self.private[number]
+        return Client.load(self.folder / f"copy-{number}", ClientImages(private.images, private.classes))
 
     def _save_all(self) -> None:
         for number, client in self.loaded.items():
@@ -145,16 +156,22 @@ class SeparateClients(Clients):
         self._arrive(broadcast.round_index)
         without = Broadcast(broadcast.round_index, broadcast.registry)
         announcements: dict[int, Announcement] = {}
+        clients: dict[int, Client] = {}
         observing = set(observers.tolist())
         for number in self.federation.plan.present(broadcast.round_index):
-            # A selected client observes with its first job; here it is asked at once, so that the record can say what
-            # its detector found. The job finds the round's model seen already.
+            # A selected client observes with its first job. Here it, or a copy of it, is asked at once, so that the
+            # record can say what its detector found.
             message = broadcast if number in observing else without
-            for answer in self._tell(number, message):
+            if self.as_billed and number in selected:
+                clients[number] = self._copy_of(number)
+                told = clients[number].receive(message)
+            else:
+                told = self._tell(number, message)
+                clients[number] = self.client(number)
+            for answer in told:
                 assert isinstance(answer, Announcement)
                 announcements[number] = answer
         present = self.federation.plan.present(broadcast.round_index)
-        clients = {number: self.client(number) for number in present}
         alarmed = np.array([n for n in present if broadcast.round_index in clients[n].alarms], dtype=np.int64)
         if self.federation.detects:
             observed = sum(bool(clients[n].state.data) for n in present if n in observing)
@@ -167,9 +184,11 @@ class SeparateClients(Clients):
         return [self._work(number, job, teachers)[0] for number in selected]
 
     def _work(self, number: int, job: Job, teachers: Teachers) -> tuple[Reply, list[PrototypeShare]]:
-        reply, *shares = self._tell(number, teachers, job)
-        assert isinstance(reply, Reply)
-        return reply, [share for share in shares if isinstance(share, PrototypeShare)]
+        again = self.as_billed and self.taught.get(number) == job.round_index
+        self.taught[number] = job.round_index
+        sent = self._tell(number, *([] if again else [teachers]), job)
+        [reply] = [message for message in sent if isinstance(message, Reply)]
+        return reply, [message for message in sent if isinstance(message, PrototypeShare)]
 
     def train(
         self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
@@ -178,8 +197,11 @@ class SeparateClients(Clients):
         return [reply for reply, _ in outcomes], [share for _, shares in outcomes for share in shares]
 
     def end_task(self, message: TaskEnded) -> None:
-        for number in self.federation.plan.present(message.round_index):
-            self._tell(number, message)
+        plan = self.federation.plan
+        asked = plan.selected[message.round_index] if self.federation.method.collects_extras("finish") else ()
+        for number in plan.present(message.round_index):
+            if not (self.as_billed and number in asked):
+                self._tell(number, message)
 
     def close_round(self, message: RoundClosed, selected: Sequence[int]) -> None:
         for number in self.federation.plan.present(message.round_index):

@@ -57,7 +57,7 @@ class Heard(SimulatedClients):
 def compare(settings: dict[str, Any], folder: Path, keep_pixels: bool = False) -> None:
     together, apart = federation_of(settings), federation_of(settings)
     simulated = Heard(together)
-    separate = SeparateClients(apart, folder, keep_pixels)
+    separate = SeparateClients(apart, folder, keep_pixels, as_billed=True)
     first = run_rounds(together, Serial(), clients=simulated)
     second = run_rounds(apart, Serial(), clients=separate)
     for one, other in zip(first, second, strict=True):
@@ -100,6 +100,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_every_kind_of_federation(small: dict[str, Any], tmp_path: Path, name: str, variant: str) -> None:
     plan = {**small["plan"], "move_on": 0.6, **VARIANTS[variant]}
     compare({**small, "plan": plan, "method": {"name": name, **OPTIONS[name]}}, tmp_path)
+
+
+def test_augmented_observations(small: dict[str, Any], tmp_path: Path) -> None:
+    plan = {**small["plan"], "partition": "dirichlet:0.5", "join": "irregular"}
+    compare({**small, "plan": plan, "method": {"name": "lga", **QUICK, "observed": "augmented"}}, tmp_path)
 
 
 # Data changes in mid-task, a class comes to a client again (with images it has kept and others), a client has none.

@@ -17,7 +17,8 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of, pool_of
 from holdfast.methods import METHODS
-from holdfast.protocol.messages import Inbox
+from holdfast.methods.base import Method
+from holdfast.protocol.messages import Inbox, Phase
 from holdfast.protocol.state import ClientState
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.rounds import run_rounds
@@ -110,6 +111,19 @@ def test_has_a_line_for_the_list_and_documented_fields(name: str) -> None:
     assert "\n" not in cls.about
     assert all(info.description for info in cls.__pydantic_fields__.values())  # type: ignore[attr-defined]
     assert cls().label == name
+
+
+@pytest.mark.parametrize("method", VARIANTS, ids=str)
+def test_a_method_that_has_extras_says_when_they_are_collected(method: dict[str, Any]) -> None:
+    """Without it nobody would ask for them, and nothing would say so. What NearestMean does depends on `inference`."""
+    fields = {key: value for key, value in method.items() if key != "name"}
+    chosen = METHODS[method["name"]](**fields)
+    phases: list[tuple[Phase, str]] = [("begin", "begin_task"), ("finish", "finish_task")]
+    for phase, name in phases:
+        has = getattr(type(chosen), name) is not getattr(Method, name)
+        if getattr(chosen, "inference", "nme") == "nme":
+            assert chosen.collects_extras(phase) == has, phase
+        assert has or not chosen.collects_extras(phase)
 
 
 def test_labels_name_what_was_changed() -> None:

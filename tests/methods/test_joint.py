@@ -31,6 +31,6 @@ def test_the_head_has_all_classes_but_only_seen_ones_are_asked(small: dict[str, 
     federation = federation_of("joint", small)
     rounds = list(run_rounds(federation, Serial()))
     assert len(rounds[0].line["grown"]) == 6
-    assert [played.line["classes_seen"] for played in rounds] == [2, 2, 4, 4, 6, 6]
+    assert [done.line["classes_seen"] for done in rounds] == [2, 2, 4, 4, 6, 6]
     assert rounds[0].counts.shape == (2, 3)
     assert rounds[0].counts[:, -1].sum() == 0

@@ -26,7 +26,7 @@ from holdfast.simulation.rounds import run_rounds
 quick_federation = partial(federation_of, "lga", iterations=3, perturb_steps=2)
 
 
-def played(federation: Federation) -> list[dict[str, Any]]:
+def run_all(federation: Federation) -> list[dict[str, Any]]:
     return [done.line for done in run_rounds(federation, Serial())]
 
 
@@ -122,9 +122,9 @@ def test_the_readings_differ_in_their_distillation() -> None:
 def test_without_its_parts_it_is_federated_averaging_with_replay(small: dict[str, Any]) -> None:
     """With gamma2 = 0 and without CBL, LGA is FedAvg with replay."""
     bare = quick_federation(small, form="softmax", gamma2=0.0, cbl=False, psr=False)
-    lines = played(bare)
+    lines = run_all(bare)
     replay = federation_of("fedavg", small, replay=True)
-    expected = played(replay)
+    expected = run_all(replay)
     for name, tensor in replay.server.weights.items():
         torch.testing.assert_close(bare.server.weights[name], tensor, rtol=1e-3, atol=1e-4)
     assert [line["trained"] for line in lines] == [line["trained"] for line in expected]
@@ -151,7 +151,7 @@ def test_a_client_distils_from_the_growth_before_the_last_it_has_noticed(small: 
             return loss(self, context, batch)
 
     federation.method = Watching(detector="oracle", iterations=3, perturb_steps=2)
-    played(federation)
+    run_all(federation)
     assert used
     for number, client, width in used:
         noticed = [a for a in plan.arrivals[client] if a.round_index <= number and a.classes]
@@ -167,7 +167,7 @@ def test_prototypes_are_shared_once_in_the_round_they_are_noticed(small: dict[st
     federation = quick_federation(
         {**small, "plan": {**small["plan"], "growth": growth, "rounds": 3}}, detector="oracle"
     )
-    lines = played(federation)
+    lines = run_all(federation)
     plan, each = federation.plan, None
     for number, line in enumerate(lines):
         sent = line["bytes"]["proxy"]["shares"]
@@ -188,7 +188,7 @@ def test_late_shares_enlarge_the_pool(small: dict[str, Any]) -> None:
     settings = {**small, "plan": {**small["plan"], "rounds": 4}}
     totals = []
     for shares in ("first_round", "when_selected"):
-        lines = played(quick_federation(settings, detector="oracle", shares=shares))
+        lines = run_all(quick_federation(settings, detector="oracle", shares=shares))
         totals.append(sum(line["bytes"]["proxy"]["shares"] for line in lines))
     assert totals[1] > totals[0] > 0
 
@@ -241,7 +241,7 @@ def test_what_is_set_reaches_the_clients() -> None:
 
 
 def test_without_the_proxy_a_federation_has_teachers_and_sends_no_prototypes(small: dict[str, Any]) -> None:
-    lines = played(quick_federation(small, psr=False))
+    lines = run_all(quick_federation(small, psr=False))
     assert not any(line["bytes"]["proxy"]["shares"] for line in lines)
     assert lines[-1]["bytes"]["proxy"]["teachers"] > 0
 
@@ -250,5 +250,5 @@ def test_without_the_proxy_a_federation_has_teachers_and_sends_no_prototypes(sma
 def test_clients_with_hardly_any_images_take_part(small: dict[str, Any], partition: str) -> None:
     plan = {**small["plan"], "partition": partition, "clients": 8, "selected": 8, "memory": 3}
     settings = {**small, "data": {**small["data"], "train_per_class": 3}, "plan": plan}
-    lines = played(quick_federation(settings, detector="oracle", shares="when_selected"))
+    lines = run_all(quick_federation(settings, detector="oracle", shares="when_selected"))
     assert any(line["bytes"]["proxy"]["shares"] for line in lines)

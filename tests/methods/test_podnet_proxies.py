@@ -165,29 +165,29 @@ def test_the_first_task_is_not_fine_tuned(small: dict[str, Any]) -> None:
 def test_in_a_run_old_proxies_move_only_after_a_task_and_only_they_do_then(small: dict[str, Any]) -> None:
     federation = federation_of("podnet", small, tune_epochs=1)
     plan, server = federation.plan, federation.server
-    moments: list[tuple[int, str, dict[str, Tensor]]] = []
+    states: list[tuple[int, str, dict[str, Tensor]]] = []
 
     class Watching(PODNet):
-        def merge(self, model: Any, extras: Any, seed: int, number: int) -> None:
+        def merge(self, model: Any, extras: Any, seed: int, round_index: int) -> None:
             if not extras:
-                assert plan.task_of_round(number) == 0
+                assert plan.task_of_round(round_index) == 0
                 return
             for when in ("before", "after"):
                 kept = {name: t.clone() for name, t in model.state_dict().items()}
-                moments.append((number, f"{when} {extras[0].kind}", kept))
+                states.append((round_index, f"{when} {extras[0].kind}", kept))
                 if when == "before":
-                    super().merge(model, extras, seed, number)
+                    super().merge(model, extras, seed, round_index)
 
     federation.method = Watching(tune_epochs=1)
     for done in run_rounds(federation, Serial()):
         later = plan.task_of_round(done.line["round"] - 1) > 0
         assert (later and plan.ends_task(done.line["round"] - 1)) == any(
-            number == done.line["round"] - 1 and when == "after classifier" for number, when, _ in moments
+            number == done.line["round"] - 1 and when == "after classifier" for number, when, _ in states
         )
     kinds = ("class sums", "classifier", "class sums", "classifier")  # none in the first task
-    assert [when for _, when, _ in moments] == [f"{when} {kind}" for kind in kinds for when in ("before", "after")]
-    for start, (_, when, was) in enumerate(moments[:-1]):
-        now = moments[start + 1][2]
+    assert [when for _, when, _ in states] == [f"{when} {kind}" for kind in kinds for when in ("before", "after")]
+    for start, (_, when, was) in enumerate(states[:-1]):
+        now = states[start + 1][2]
         changed = {name for name in was if not torch.equal(was[name], now[name])}
         newest = max(int(name.split(".")[1]) for name in was if name.startswith("blocks."))
         blocks = {f"blocks.{i}.weight" for i in range(newest + 1)}
