@@ -667,3 +667,23 @@ def test_a_client_that_is_killed_while_it_is_saved_is_as_it_was(
                 client.save(folder)
         assert Client.load(folder, all_images()).state.to_bytes() in (before, client.state.to_bytes())
     assert written < 8  # the last of them was written as a whole
+
+
+def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
+    """Of another shape, without a tensor, of another registry; as a job, a task's end or a teacher."""
+    client = client_of(REPLAY)
+    client.receive(Arrival(rows("owl")))
+    weights = dict(model_of(2).state_dict())
+    name = next(name for name, tensor in weights.items() if tensor.ndim == 4)
+    for wrong in (
+        {**weights, name: weights[name][:1]},
+        {key: tensor for key, tensor in weights.items() if key != name},
+        {},
+    ):
+        for message in (Job(0, 0.0, 0.5, KNOWN, wrong), TaskEnded(0, KNOWN, wrong)):
+            with pytest.raises(MalformedMessage, match="does not fit the network of the enrolment") as refused:
+                client.receive(message)
+            assert "\n" not in str(refused.value)
+    [reply] = client.receive(job(0))  # it goes on with the next model that fits
+    assert isinstance(reply, Reply)
+    assert reply.weights

@@ -49,7 +49,7 @@ ENROLMENT = Enrolment(
     transform=Transform((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), flip=True),
     training=Training(2, 16, Preset(0.05, 0.9, 1e-4, "steps", (0.25, 0.5), 0.2)),
     memory=12,
-    seed=2**40,
+    seed=2**63 - 1,  # the largest that a config allows
 )
 SHARE = PrototypeShare({"linear.bias": torch.rand(6), "conv.weight": torch.rand(2, 3)}, 9, torch.rand(8))
 STATE = ClientState(

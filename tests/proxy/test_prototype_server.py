@@ -1,6 +1,7 @@
 """Teacher selectors and LGA's proxy: teachers by growth, the pool, augmentation, selection."""
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -254,6 +255,19 @@ def test_without_augmentation_the_prototypes_themselves_are_scored() -> None:
     with torch.no_grad():
         found = model((images - 0.5) / 0.25).logits.argmax(dim=1)
     assert proxy.score((2,), model_of((2,))) == pytest.approx(float((found == truth).double().mean()))
+
+
+def test_shares_that_do_not_fit_the_encoding_network_are_refused_and_counted() -> None:
+    proxy = proxy_of()
+    good, other = shares_of(proxy, [1, 2])
+    bad = [
+        replace(other, gradient={name: g for name, g in other.gradient.items() if name != "linear.bias"}),
+        replace(other, gradient={**other.gradient, "linear.bias": torch.zeros(7)}),
+        replace(other, gradient={**other.gradient, "more": torch.zeros(1)}),
+        replace(other, variance=torch.zeros(3)),
+    ]
+    line = proxy.judge(GlobalModel(0, (3,), model_of((3,))), [*bad, good])
+    assert (line["refused"], line["prototypes"]) == (4, 1)
 
 
 def test_a_gradient_without_a_label_is_refused_and_counted() -> None:
