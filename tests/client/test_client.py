@@ -444,7 +444,7 @@ def test_data_that_has_left_is_copied_until_it_is_in_the_memory() -> None:
 
 def test_an_image_that_comes_again_is_in_the_memory_once() -> None:
     client = Client(all_images(), keep_pixels=True)
-    client.receive(enrolment_of(REPLAY, memory=8))  # room for more than there are
+    client.receive(enrolment_of(REPLAY, memory=8))  # a quota above the number of images
     client.receive(Arrival(rows("owl")))
     client.receive(task_ended(0))
     again = pixels_of(1, PER_CLASS * len(NAMES))[:PER_CLASS].flip(0)  # the same owls under other ids
