@@ -45,6 +45,25 @@ def group_balanced_weights(gradients: Tensor, groups: Tensor, exponent: float) -
     return torch.where(means < TINY, torch.ones_like(sharp), sharp / means.clamp(min=TINY))
 
 
+def cumulative_weights(gradients: Tensor, groups: Tensor, newest: int, exponent: float) -> Tensor:
+    """The weights w_i (B,) of the authors' code (D4): the group of old growth k holds growths 0 to k, and |V_i|^e is
+    divided by the mean of every old group that contains sample i and summed. The newest growth is a group of its own.
+    A group whose mean is 0 adds 1 (N2)."""
+    sharp = gradients**exponent
+    member = F.one_hot(groups, newest + 1).to(sharp.dtype)  # (B, G)
+    sums, counts = sharp @ member, member.sum(dim=0)
+    old_means = sums[:newest].cumsum(0) / counts[:newest].cumsum(0).clamp(min=1)
+    means = torch.cat([old_means, sums[newest:] / counts[newest:].clamp(min=1)])  # (G,)
+    saturated = means < TINY
+    factors = torch.where(saturated, 0, 1 / means.clamp(min=TINY))
+
+    def over_groups(values: Tensor) -> Tensor:
+        """The sum over all groups that contain a growth (G,)."""
+        return torch.cat([values[:newest].flip(0).cumsum(0).flip(0), values[newest:]])
+
+    return sharp * over_groups(factors)[groups] + over_groups(saturated.to(sharp.dtype))[groups]
+
+
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """L_CB (Eq. 5): mean of w_i CE_i."""
     return (weights * F.cross_entropy(logits, labels, reduction="none")).mean()

@@ -23,6 +23,7 @@ from holdfast.protocol.state import ClientState
 from holdfast.simulation.federation import Federation
 
 PROXYS = ("sbm", "ssa", "iterations", "start", "rate", "snapshots", "augmented", "radius", "omega", "patience")
+WEIGHTS = ("cbl", "groups", "exponent", "clamp")  # without an effect as long as a client has no memory
 PROTOTYPES = ("npb", "capacity", "latent_noise", "perturb_steps", "perturb_rate")
 
 
@@ -33,15 +34,17 @@ class Shared(Serial):
         tree, encoder = to_tree(config), federation.selector.encoder
         method = {key: value for key, value in tree["method"].items() if key not in PROXYS + PROTOTYPES}
         data = {key: value for key, value in tree["data"].items() if key != "classes"}
-        memory = federation.enrolment.memory
-        self.about = json.dumps([config.seed, method, data, tree["model"], tree["train"], memory], sort_keys=True)
+        rest = [config.seed, data, tree["model"], tree["train"], federation.enrolment.memory]
+        self.about = json.dumps([method, *rest], sort_keys=True)
+        unweighted = {key: value for key, value in method.items() if key not in WEIGHTS}
+        self.about_first = json.dumps([unweighted, *rest], sort_keys=True)
         outputs = None if encoder is None else sum(tensor.numel() for tensor in encoder.parameters())
         self.prototypes = json.dumps([outputs, *(tree["method"].get(key) for key in PROTOTYPES)])
         self.folder = folder
 
     def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
         for state, inbox in zip(states, inboxes, strict=True):
-            digest = hashlib.sha256(self.about.encode())
+            digest = hashlib.sha256((self.about if state.memory else self.about_first).encode())
             for part in (state, inbox.job, inbox.teachers):
                 digest.update(part.to_bytes())
             plain = self.folder / digest.hexdigest()

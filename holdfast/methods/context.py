@@ -85,10 +85,13 @@ class ClientContext:
 
     @cached_property
     def teacher(self) -> IncrementalModel | None:
-        """The old model to distil from: the best of the growth before the last that this client has noticed."""
+        """The old model to distil from (Algorithm 1): the best of the growth just finished. In the first round of a
+        growth the proxy also sends the best of the growth before that, and a client that has not noticed the new
+        classes yet distils from that one."""
         noticed = {name for arrival in self.state.arrivals[: self.state.noticed] for name in arrival}
-        known = [self.registry.position[name] for name in noticed if name in self.registry.position]
-        return self._before(int(self.registry.growth_of[known].max())) if known else None
+        newest = len(self.registry.growths) - 1
+        has_noticed = not noticed.isdisjoint(self.registry.names[sum(self.registry.growths[:-1]) :])
+        return self._before(newest if has_noticed else newest - 1)
 
     @cached_property
     def predecessor(self) -> IncrementalModel | None:

@@ -28,6 +28,15 @@ SD = (
     "softmax form of the distillation: full (target first), renorm (a separate distribution per growth) or literal "
     "(in the printed direction)"
 )
+GROUPS = (
+    "samples among which a weight is relative: own (the sample's growth, Eq. 4) or cumulative (old groups contain all "
+    "older ones, and weights add up; D4)"
+)
+EXPONENT = (
+    "exponent of the weights: client (the client's fraction of old classes, Eq. 4) or federation (t / (t + 1) with t "
+    "earlier growths; D3)"
+)
+CLAMP = "clamp weights to [0.5, 5] (D5)"
 DETECTOR = "how a client notices new classes: auto, fixed (the average entropy rises by 1.2), or oracle"
 ITERATIONS = "iterations of a prototype's reconstruction"
 PATIENCE = (
@@ -62,6 +71,9 @@ class LGA(NearestMean):
     cbl: bool = Field(
         default=True, description="category-balanced compensation; off: w/oCBL, unweighted classification"
     )
+    groups: Literal["own", "cumulative"] = Field(default="own", description=GROUPS)
+    exponent: Literal["client", "federation"] = Field(default="client", description=EXPONENT)
+    clamp: bool = Field(default=False, description=CLAMP)
     sdl: bool = Field(default=True, description="semantic distillation; off: w/oSDL, iCaRL's distillation instead")
     psr: bool = Field(default=True, description="proxy server; off: w/oPSR, a random teacher of the previous growth")
     sbm: bool = Field(default=True, description="selection of the best model; off: w/oSBM, the growth's last model")
@@ -141,10 +153,20 @@ class LGA(NearestMean):
         return terms
 
     def weights(self, context: ClientContext, logits: Tensor, labels: Tensor) -> Tensor:
-        """w_i (B,) of Eqs. 2-5: a sample's own gradient relative to the mean of its growth."""
+        """w_i (B,) of Eqs. 2-5: a sample's own gradient relative to the mean of its group; 1 for a client without old
+        classes."""
+        old, new = context.class_counts
+        if not old:
+            return torch.ones_like(logits[:, 0])
         gradient = losses.softmax_gradient if self.form == "softmax" else losses.sigmoid_gradient
-        exponent = losses.sharpening(*context.class_counts)
-        return losses.group_balanced_weights(gradient(logits, labels), context.growth_of[labels], exponent)
+        newest = len(context.registry.growths) - 1
+        exponent = losses.sharpening(old, new) if self.exponent == "client" else newest / (newest + 1)
+        found, groups = gradient(logits, labels), context.growth_of[labels]
+        if self.groups == "own":
+            weights = losses.group_balanced_weights(found, groups, exponent)
+        else:
+            weights = losses.cumulative_weights(found, groups, newest, exponent)
+        return weights.clamp(0.5, 5.0) if self.clamp else weights
 
     def compensation(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """L_CB (Eq. 5)."""

@@ -3,15 +3,12 @@
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
-from holdfast.losses import TINY, sigmoid_gradient
 from holdfast.methods.base import BCE
 from holdfast.methods.context import ClientContext, Stage
-from holdfast.methods.lga import DETECTOR, LGA
+from holdfast.methods.lga import CLAMP, DETECTOR, EXPONENT, GROUPS, LGA
 from holdfast.protocol.enrolment import Preset
 from holdfast.settings import STRICT
 
@@ -26,16 +23,14 @@ class LGACode(LGA):
     about: ClassVar[str] = "LGA with the quirks of its authors' code: cumulative groups, clamped weights, jumping rate"
 
     form: Literal["sigmoid"] = Field(default="sigmoid", description="the outputs that both losses use")
+    groups: Literal["own", "cumulative"] = Field(default="cumulative", description=GROUPS)
+    exponent: Literal["client", "federation"] = Field(default="federation", description=EXPONENT)
+    clamp: bool = Field(default=True, description=CLAMP)
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
 
     @property
     def preset(self) -> Preset:
         return BCE
-
-    def weights(self, context: ClientContext, logits: Tensor, labels: Tensor) -> Tensor:
-        task = len(context.registry.growths) - 1
-        weights = cumulative_weights(sigmoid_gradient(logits, labels), context.growth_of[labels], task)
-        return weights.clamp(0.5, 5.0) if len(context.memory) else weights  # D5
 
     def stages(self, context: ClientContext) -> list[Stage]:
         stage = context.stage(context.everything)
@@ -49,21 +44,6 @@ class LGACode(LGA):
             return lr * gamma ** drops_in_round(milestones, job.progress, now)
 
         return [replace(stage, rate=rate)]
-
-
-def cumulative_weights(gradients: Tensor, groups: Tensor, task: int) -> Tensor:
-    """The code's w_i (B,): V^e with e = t / (t + 1), divided by the mean of every old group that contains the sample,
-    summed; the group of old task k holds tasks 0 to k (D3, D4). The newest task has its own group."""
-    sharp = gradients ** (task / (task + 1))
-    weights = torch.zeros_like(sharp)
-    for k in range(task):
-        inside = groups <= k
-        if inside.any():
-            weights = weights + torch.where(inside, sharp / sharp[inside].mean().clamp(min=TINY), 0)
-    newest = groups == task
-    if newest.any():
-        weights = torch.where(newest, sharp / sharp[newest].mean().clamp(min=TINY), weights)
-    return weights
 
 
 def drops_in_round(milestones: tuple[float, ...], start: float, now: float) -> int:

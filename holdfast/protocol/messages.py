@@ -240,10 +240,10 @@ class Teachers:
         return sum(map(tensor_bytes, self.models.values()))
 
     def before(self, growth: int) -> int | None:
-        """Whose model a client that has noticed this growth distils from: that of the growth before, or the nearest
-        that was sent. With the first growth there is nothing to keep yet."""
+        """The growth whose model a client that has noticed this growth distils from: the growth before, or the nearest
+        that was sent; None if no model was sent."""
         older = [known for known in self.models if known < growth]
-        return max(older) if older else min(self.models, default=None) if growth > 0 else None
+        return max(older) if older else min(self.models, default=None)
 
     def to_bytes(self) -> bytes:
         tensors = {f"{growth}.{name}": t for growth, model in self.models.items() for name, t in model.items()}

@@ -14,7 +14,7 @@ from holdfast.seeding import generator
 class TeacherSelector(Protocol):
     """Sees every global model and, if it is a proxy, every share; answers with teachers."""
 
-    sent: ClassVar[int]  # models that a client gets
+    sent: ClassVar[int]  # models that a client gets in the first round of a growth; at most one in later rounds
     is_party: ClassVar[bool]  # a proxy of its own, to which the server sends every global model
 
     @property
@@ -68,7 +68,9 @@ class LastModelSelector:
         self.chosen: dict[int, Weights] = {}
 
     def teachers(self, growth: int) -> Teachers:
-        return Teachers({g: self.chosen[g] for g in range(max(0, growth - self.sent), growth) if g in self.chosen})
+        first_round = growth not in self.chosen  # no model of this growth has been judged yet
+        sent = self.sent if first_round else min(self.sent, 1)
+        return Teachers({g: self.chosen[g] for g in range(max(0, growth - sent), growth) if g in self.chosen})
 
     def judge(self, model: GlobalModel, shares: Sequence[PrototypeShare]) -> dict[str, Any]:
         if model.growths:
@@ -87,7 +89,7 @@ class LastModelSelector:
     def keep(self, growth: int, model: Weights) -> None:
         """Makes this the model of its growth, and drops what no client will be sent any more."""
         self.chosen[growth] = copied(model)
-        for old in [g for g in self.chosen if g < growth - self.sent]:
+        for old in [g for g in self.chosen if g < growth - 1]:
             del self.chosen[old]
 
 
@@ -100,7 +102,7 @@ class NullSelector(LastModelSelector):
         return {}
 
 
-TWO = 2  # the paper's old and new one, of the last two growths: a client that has not noticed the last needs the older
+TWO = 2  # the models of the last two growths: in the first round of a growth the alarm decides between them
 
 
 class RandomModelSelector(LastModelSelector):

@@ -22,7 +22,7 @@ class Sizes:
 
     models: Sequence[int]  # the global model after each growth
     sent: Sequence[int]  # what a client sends back after each growth
-    teachers: int = 0  # how many old models a selected client gets
+    teachers: int = 0  # how many old models a selected client gets in the first round of a growth; then at most one
     encoder: int = 0  # the encoding network
     share: int = 0  # one prototype
     observes: bool = False  # do all present clients get the model of every round?
@@ -71,6 +71,7 @@ def expected_traffic(plan: Plan, sizes: Sizes) -> list[Bytes]:
         ends = plan.ends_task(round_index)
         jobs = 1 + (round_index in grown and sizes.begin) + (ends and sizes.finish)
         told = present - (len(selected) if sizes.finish else 0)
+        teachers = sizes.teachers if round_index in grown else min(sizes.teachers, 1)
         server = {
             "down": model * len(selected) * jobs,
             "up": sizes.sent[growth] * len(selected),
@@ -79,7 +80,7 @@ def expected_traffic(plan: Plan, sizes: Sizes) -> list[Bytes]:
         }
         proxy = {
             "encoder": sizes.encoder * int((plan.joined == round_index).sum()),
-            "teachers": sum(sizes.models[max(0, growth - sizes.teachers) : growth]) * len(selected),
+            "teachers": sum(sizes.models[max(0, growth - teachers) : growth]) * len(selected),
             "shares": sizes.share * sum(_prototypes(plan, client, round_index) for client in selected),
             "models": model if sizes.to_proxy else 0,
         }

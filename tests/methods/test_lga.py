@@ -35,6 +35,7 @@ def terms(method: LGA, old: int, new: int, teacher: Tensor | None, logits: Tenso
         model=Answers(logits=logits),
         teacher=None if teacher is None else Answers(logits=teacher),
         class_counts=(old, new),
+        registry=SimpleNamespace(growths=(2, 2)),
         growth_of=torch.tensor([0, 0, 1, 1]),
     )
     batch: Any = SimpleNamespace(images=torch.zeros(len(labels), 1), labels=labels)
@@ -138,28 +139,47 @@ def test_the_nearest_image_is_found_by_brute_force() -> None:
     assert nearest_to_mean(features) == min(range(20), key=lambda i: distances[i])
 
 
-def test_a_client_distils_from_the_growth_before_the_last_it_has_noticed(small: dict[str, Any]) -> None:
-    federation = quick_federation(small, detector="oracle")
-    plan = federation.plan
-    used: list[tuple[int, int, int | None]] = []
-    loss = LGA.loss
+@pytest.mark.parametrize("method", ["lga", "lga_paper", "lga_code", "glfc"])
+def test_only_in_the_first_round_of_a_task_the_alarm_decides_the_teacher(small: dict[str, Any], method: str) -> None:
+    """Algorithm 1: from the second round on every client distils from the best model of the task just finished."""
+    options = {"detector": "oracle", "iterations": 2, "perturb_steps": 1}
+    plan_settings = {**small["plan"], "rounds": 3, "move_on": 0.5, "selected": 5}
+    federation = federation_of(method, {**small, "plan": plan_settings}, **options)
+    plan, kind = federation.plan, type(federation.method)
+    used: dict[tuple[int, int], int | None] = {}
 
-    class Watching(LGA):
+    class Watching(kind):  # type: ignore[misc, valid-type]
         def loss(self, context: Any, batch: Any) -> Any:
             width = None if context.teacher is None else len(context.teacher.growths)
-            used.append((context.job.round_index, context.state.client, width))
-            return loss(self, context, batch)
+            used[context.job.round_index, context.state.client] = width
+            return super().loss(context, batch)
 
-    federation.method = Watching(detector="oracle", iterations=3, perturb_steps=2)
+    federation.method = Watching(**options)
     run_all(federation)
-    assert used
-    for number, client, width in used:
-        noticed = [a for a in plan.arrivals[client] if a.round_index <= number and a.classes]
-        task = next(t for t, classes in enumerate(plan.tasks) if noticed[-1].classes[0] in classes)
-        current = plan.task_of_round(number)
-        expected = min(task, current) or None  # the teacher of growth g knows growths 0 to g - 1
-        assert width == expected, (number, client)
-    assert {width for _, _, width in used} == {None, 1, 2}
+    stayed_in_first_round = stayed_later = 0
+    for (number, client), width in used.items():
+        task = plan.task_of_round(number)
+        arrival = plan.arrivals[client][plan.current(client, number)]
+        alarm = arrival.round_index == number and bool(arrival.classes)
+        first_round = number == plan.rounds_of(task).start
+        # A teacher of growth g knows growths 0 to g. In the second task there is only one, whatever the alarm says.
+        expected = max(1, task - 1) if first_round and not alarm else task
+        assert width == (expected or None if task else None), (number, client)
+        stayed = task > 0 and not arrival.classes  # its old data has left: memory only
+        stayed_in_first_round += stayed and first_round and task > 1
+        stayed_later += stayed and not first_round
+    assert stayed_in_first_round
+    assert stayed_later
+
+
+def test_two_models_are_sent_in_the_first_round_of_a_growth_only(small: dict[str, Any]) -> None:
+    federation = quick_federation({**small, "plan": {**small["plan"], "rounds": 3}}, detector="oracle")
+    sent = []
+    for _ in run_rounds(federation, Serial()):
+        sent.append(sorted(federation.selector.teachers(federation.server.latest_growth).models))
+    assert sent == [[], [], [], [0], [0], [0], [1], [1], [1]]  # what the next round of the same growth is sent
+    federation.server.grow(["one more"])
+    assert sorted(federation.selector.teachers(federation.server.latest_growth).models) == [1, 2]
 
 
 @pytest.mark.parametrize("growth", ["schedule", "announce"])

@@ -30,4 +30,5 @@ def test_the_papers_communication_table() -> None:
     assert abs(eight["shares"] / 1e6 / 16.5 - 1) < 0.01
     assert abs(100 * eight["shares"] / eight["up"] - 0.364) < 0.005
     assert totals[0]["teachers"] == 0
-    assert abs(totals[5]["teachers"] / totals[5]["down"] - 2) < 0.002  # two old models with every new one
+    # Two old models in the first of ten rounds, one in each of the others.
+    assert abs(totals[5]["teachers"] / totals[5]["down"] - 1.1) < 0.002
