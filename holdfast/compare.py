@@ -74,7 +74,7 @@ def names_of_specs(specs: Sequence[Spec], configs: Sequence[Config]) -> list[str
     that a config has for some methods only are added. Specs that come to the same experiment share one name, which
     lists them."""
     runs = [run_name(config) for config in configs]
-    labels = {run: config.method.label for run, config in zip(runs, configs, strict=True)}
+    labels = {run: config.method.title(config.model.name) for run, config in zip(runs, configs, strict=True)}
     texts: dict[str, dict[str, None]] = {run: {} for run in runs}
     said: dict[str, set[str]] = {run: set() for run in runs}
     for run, spec in zip(runs, specs, strict=True):

@@ -32,7 +32,7 @@ from holdfast.protocol.enrolment import Enrolment, Preset, Training
 from holdfast.protocol.messages import Encoder
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
-from holdfast.results.record import Record, Result, only_writer, read_record, read_result, write_result
+from holdfast.results.record import NEWER, Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
 from holdfast.server.metrics import Counts
@@ -168,7 +168,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
 
 def selector_setup(config: Config, data: DataSet, device: torch.device) -> SelectorSetup:
     """The inputs from which a teacher selector is built."""
-    spec = ModelSpec(config.model.name, config.model.norm, data.size)
+    spec = ModelSpec(config.model.name, config.model.norm, data.size, config.model.width)
     return SelectorSetup(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
 
 
@@ -220,8 +220,8 @@ def _identity(config: Config) -> dict[str, Any]:
     """All settings that decide a run's result: everything except where it is computed and what is shown of it. A
     setting that was added later counts only if it differs from its default, so that older runs keep their names."""
     tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
-    if tree["plan"]["observe"] == "present":
-        tree["plan"] = {key: value for key, value in tree["plan"].items() if key != "observe"}
+    for section, newer in NEWER.items():
+        tree[section] = {k: value for k, value in tree[section].items() if k not in newer or newer[k] != value}
     return tree
 
 
@@ -252,7 +252,7 @@ def _named(config: Config, data: DataSet) -> dict[str, Any]:
     return {
         "version": __version__,
         "experiment": _digest({**same, "images": data.fingerprint} if own_images(config) else same),
-        "method": config.method.label,
+        "method": config.method.title(config.model.name),
         "dataset": config.data.name,
         "seed": config.seed,
         "machine": machine_of(choose_device(config.run.device)),
@@ -345,6 +345,7 @@ def _write_model(file: Path, config: Config, federation: Federation) -> None:
         "method": to_tree(config)["method"],
         "backbone": enrolment.spec.backbone,
         "norm": enrolment.spec.norm,
+        "width": enrolment.spec.width,
         "image_size": enrolment.spec.image_size,
         "mean": enrolment.transform.mean,
         "std": enrolment.transform.std,

@@ -52,7 +52,9 @@ def _load(file: Path) -> tuple[Method, IncrementalModel, Transform, dict[str, An
     weights, facts = read_model(file)
     try:
         method = load_config({"method": facts["method"]}).method
-        spec = ModelSpec(facts["backbone"], facts["norm"], facts["image_size"])
+        spec = ModelSpec(
+            facts["backbone"], facts["norm"], facts["image_size"], facts.get("width", 64)
+        )  # older models: 64
         model = method.build_model(spec, torch_generator(0))
         grow_to(model, facts["growths"], torch_generator(0))  # overwritten at once by the stored weights
         model.load_state_dict(weights)

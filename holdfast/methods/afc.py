@@ -12,7 +12,6 @@ from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
 from holdfast.methods.base import Losses
 from holdfast.methods.context import ClientContext
-from holdfast.models import BACKBONES
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 from holdfast.protocol.messages import Extras
@@ -24,7 +23,7 @@ class ImportantModel(ProxyModel):
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__(spec, rng)
-        for stage, channels in enumerate(BACKBONES[spec.backbone].channels):
+        for stage, channels in enumerate(self.channels):
             self.register_buffer(f"importance{stage}", torch.ones(channels))
 
     @property

@@ -49,6 +49,10 @@ class Method:
         ]
         return " ".join([self.name, *words])
 
+    def title(self, backbone: str) -> str:
+        """The name in tables, for a run with this backbone: the label, unless the backbone makes it another method."""
+        return self.label
+
     @property
     def preset(self) -> Preset:
         """How this method's loss is optimised unless the user sets it."""

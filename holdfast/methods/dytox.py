@@ -21,6 +21,7 @@ from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
 WIDE = 512  # batch size of the official learning rates
+COLD = 1e-6  # where a warm-up begins
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -48,8 +49,18 @@ class DyTox(Replay):
     depth: int = Field(default=5, ge=1, le=64, description="blocks of gated attention on image patches")
     divergence: float = Field(default=0.1, ge=0, description="weight of telling new classes from old ones")
     temperature: float = Field(default=1.0, gt=0, description="temperature of the distillation, tau")
+    warmup: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="fraction of a task in which the rate rises from 1e-6; 0.01 as published (5 of 500 epochs)",
+    )
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
     tune_rate: float = Field(default=5e-5, gt=0, description="its learning rate, for 512 images per batch")
+
+    def title(self, backbone: str) -> str:
+        """On a network's maps it is not the published transformer, and is not called so."""
+        return self.label.replace("dytox encoder=network", f"dytox on {backbone} maps")
 
     @property
     def preset(self) -> Preset:
@@ -67,7 +78,13 @@ class DyTox(Replay):
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
         stage = context.stage(context.everything)
-        yield Stage(stage.epochs, stage.batches, self.optimiser(context, self.fixed(context.model)), stage.rate)
+
+        def rate(epoch: int) -> float:
+            progress = context.job.progress + context.job.step * epoch / stage.epochs
+            full = stage.rate(epoch)
+            return full if progress >= self.warmup else COLD + (full - COLD) * progress / self.warmup
+
+        yield Stage(stage.epochs, stage.batches, self.optimiser(context, self.fixed(context.model)), rate)
 
     def optimiser(self, context: ClientContext, fixed: frozenset[str]) -> torch.optim.Optimizer:
         """AdamW over all parameters except the fixed ones."""

@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.models import BACKBONES
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 from holdfast.models.layers import Particular, materialise
 
-PATCH = 4
+PATCHES = ((64, 4), (128, 8))  # below so many pixels, patches of so many per side; LARGE_PATCH for larger images
+LARGE_PATCH = 16
+
+
+def patch_of(image_size: int) -> int:
+    """The side of a patch: 4 at 32 pixels, 8 at 64 and 84, 16 at 224, so that there are never many patches."""
+    return next((patch for below, patch in PATCHES if image_size < below), LARGE_PATCH)
 
 
 class GatedAttention(Particular):
@@ -111,15 +116,16 @@ class Encoder(nn.Module):
 
     def __init__(self, spec: ModelSpec, width: int, heads: int, blocks: int, convolutional: bool) -> None:
         super().__init__()
-        backbone = BACKBONES[spec.backbone]
-        self.trunk = backbone(spec.image_size, spec.norm) if convolutional else None
-        channels = backbone.features if convolutional else 3
-        self.patches = nn.Conv2d(channels, width, 1 if convolutional else PATCH, 1 if convolutional else PATCH)
-        self.positions = None if convolutional else nn.Embedding((spec.image_size // PATCH) ** 2, width)
+        self.trunk = spec.build_backbone() if convolutional else None
+        side = 1 if convolutional else patch_of(spec.image_size)
+        self.patches = nn.Conv2d(self.trunk.features if self.trunk else 3, width, side, side)
+        count = math.ceil(spec.image_size / side)
+        self.rest = count * side - spec.image_size  # pixels that the last patches lack
+        self.positions = None if convolutional else nn.Embedding(count**2, width)
         self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(0 if convolutional else blocks))
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = F.relu(self.trunk(images)[1][-1]) if self.trunk else images
+        maps = F.relu(self.trunk(images)[1][-1]) if self.trunk else F.pad(images, (0, self.rest, 0, self.rest))
         grid: Tensor = self.patches(maps)
         x = grid.flatten(2).transpose(1, 2)
         if self.positions is None:
@@ -143,7 +149,7 @@ class TokenModel(IncrementalModel):
             self.backbone = Encoder(spec, width, heads, blocks, convolutional)
             self.decoder = DecoderBlock(width, heads)
         for part in (self.backbone, self.decoder):
-            materialise(part, rng)
+            _materialise(part, rng)
         self.features = width
         self.tokens = nn.ParameterList()
         self._start()
@@ -181,6 +187,21 @@ class TokenModel(IncrementalModel):
         tokens = [token[0] for token in self.tokens]
         features = self.decoder(torch.cat(tokens), patches).flatten(1) if tokens else patches.mean(dim=1)
         return Output(self.classify(features), features, [])
+
+
+@torch.no_grad()
+def _materialise(module: nn.Module, rng: torch.Generator) -> None:
+    """As for other networks, but the transformer's linear layers start as published: normal with a standard deviation
+    of 0.02, biases 0. Heads, also as published, start like those of other networks."""
+    materialise(module, rng)
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.normal_(0, 0.02, generator=rng)
+            if part.bias is not None:
+                part.bias.zero_()
+    for part in module.modules():
+        if isinstance(part, Particular):
+            part.begin()
 
 
 def relative_places(height: int, width: int) -> Tensor:

@@ -9,19 +9,19 @@ from holdfast.models.layers import conv, norm_layer
 
 
 class ConvNet(nn.Module):
-    """3x3 convolution, norm, ReLU and 2x2 max-pool, four times (32-64-128-128), then the mean over pixels."""
+    """3x3 convolution, norm, ReLU and 2x2 max-pool, four times (32-64-128-128 with width 64), then the mean over
+    pixels."""
 
-    features = 128
-    channels = (32, 64, 128, 128)
-
-    def __init__(self, image_size: int, norm: str) -> None:
+    def __init__(self, image_size: int, norm: str, width: int) -> None:
         super().__init__()
+        self.channels = (width // 2, width, 2 * width, 2 * width)
+        self.features = self.channels[-1]
         widths = [3, *self.channels]
         self.convs = nn.ModuleList(conv(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, width) for width in widths[1:])
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, S, S) to features (B, 128) and the four stages' maps before their ReLU."""
+        """Images (B, 3, S, S) to features (B, d) and the four stages' maps before their ReLU."""
         maps = []
         for convolve, normalise in zip(self.convs, self.norms, strict=True):
             x = normalise(convolve(x))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.models import BACKBONES
+from holdfast.models import BACKBONES, ConvNet, ResNet18
 from holdfast.models.layers import materialise
 
 
@@ -26,6 +26,11 @@ class ModelSpec:
     backbone: str
     norm: str
     image_size: int
+    width: int = 64
+
+    def build_backbone(self) -> ConvNet | ResNet18:
+        """The feature extractor; its weights are whatever the current device gives."""
+        return BACKBONES[self.backbone](self.image_size, self.norm, self.width)
 
 
 Notes = dict[str, tuple[tuple[int, ...], float]]  # name -> shape per class, initial value
@@ -38,8 +43,10 @@ class IncrementalModel(nn.Module):
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__()
         with torch.device("meta"):
-            self.backbone: nn.Module = BACKBONES[spec.backbone](spec.image_size, spec.norm)
-        self.features: int = BACKBONES[spec.backbone].features
+            backbone = spec.build_backbone()
+        self.backbone: nn.Module = backbone
+        self.features: int = backbone.features
+        self.channels: tuple[int, ...] = backbone.channels  # of the stages' maps
         materialise(self.backbone, rng)
         self._start()
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

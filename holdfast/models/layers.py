@@ -8,7 +8,9 @@ from torch import nn
 
 def norm_layer(kind: str, channels: int) -> nn.Module:
     """BatchNorm, or GroupNorm with at least four channels per group."""
-    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(min(32, channels // 4), channels)
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(math.gcd(min(32, channels // 4), channels), channels)
 
 
 def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:

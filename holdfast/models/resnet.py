@@ -1,4 +1,4 @@
-"""ResNet-18 as the paper uses it: a 3x3 stem without pooling for small images, the usual 7x7 stem for large ones."""
+"""ResNet-18 as the authors use it: a 3x3 stem without pooling for small images, the usual 7x7 stem for large ones."""
 
 from itertools import pairwise
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from holdfast.models.layers import conv, norm_layer
 
-SMALL = 64  # pixels; up to here the first layers keep the full resolution
+SMALL = 84  # pixels; up to here, MiniImageNet's size, the first layers keep the full resolution
 
 
 class Block(nn.Module):
@@ -28,24 +28,24 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two blocks, 64 to 512 channels, and a 512-d mean-pooled feature."""
+    """Four stages of two blocks, `width` to 8 * `width` channels, and a mean-pooled feature of the last; the published
+    width is 64."""
 
-    features = 512
-    channels = (64, 128, 256, 512)
-
-    def __init__(self, image_size: int, norm: str) -> None:
+    def __init__(self, image_size: int, norm: str, width: int) -> None:
         super().__init__()
+        self.channels = (width, 2 * width, 4 * width, 8 * width)
+        self.features = self.channels[-1]
         self.large = image_size > SMALL
-        self.stem = conv(3, 64, size=7, stride=2) if self.large else conv(3, 64)
-        self.stem_norm = norm_layer(norm, 64)
-        widths = [64, *self.channels]
+        self.stem = conv(3, width, size=7, stride=2) if self.large else conv(3, width)
+        self.stem_norm = norm_layer(norm, width)
+        widths = [width, *self.channels]
         self.stages = nn.ModuleList(
             nn.ModuleList([Block(a, b, 1 if i == 0 else 2, norm), Block(b, b, 1, norm)])
             for i, (a, b) in enumerate(pairwise(widths))
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, S, S) to features (B, 512) and the four stages' maps before their last ReLU."""
+        """Images (B, 3, S, S) to features (B, d) and the four stages' maps before their last ReLU."""
         x = F.relu(self.stem_norm(self.stem(x)))
         if self.large:
             x = F.max_pool2d(x, 3, stride=2, padding=1)

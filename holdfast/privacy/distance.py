@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdfast.models.encoder import KERNEL, PADDING, GradientEncoder
+from holdfast.models.encoder import GradientEncoder
 from holdfast.privacy.encode import Gradients, Layer, passes
 
 
@@ -78,14 +78,14 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 def _forwards(layer: Layer, maps: Tensor) -> Tensor:
     """A convolution without its bias: (N, C, H * W) to (N, 12, P)."""
     conv = layer.conv
-    return F.conv2d(maps.view(layer.size), conv.weight.detach(), None, conv.stride, PADDING).flatten(2)
+    return F.conv2d(maps.view(layer.size), conv.weight.detach(), None, conv.stride, conv.padding).flatten(2)
 
 
 def _to_inputs(layer: Layer, by_inputs: Tensor, by_weight: Tensor) -> Tensor:
     """From the gradient by the sigmoid's inputs (N, 12, P), and the patches' part in the weight's gradient, to the
     gradient by the layer's inputs (N, C * H * W): two products in one."""
-    places = layer.size[1], KERNEL, KERNEL
-    own = by_weight.unflatten(2, (KERNEL, KERNEL, places[0])).permute(0, 1, 4, 2, 3).flatten(2)
-    kernel = layer.conv.weight.detach().flatten(1).expand_as(own)
+    conv = layer.conv
+    own = by_weight.unflatten(2, (*conv.kernel_size, layer.size[1])).permute(0, 1, 4, 2, 3).flatten(2)
+    kernel = conv.weight.detach().flatten(1).expand_as(own)
     patches = torch.cat([kernel, own], dim=1).transpose(1, 2) @ torch.cat([by_inputs, layer.delta], dim=1)
-    return F.fold(patches, layer.size[-2:], KERNEL, padding=PADDING, stride=layer.conv.stride).flatten(1)
+    return F.fold(patches, layer.size[-2:], conv.kernel_size, padding=conv.padding, stride=conv.stride).flatten(1)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.models.encoder import KERNEL, PADDING, GradientEncoder
+from holdfast.models.encoder import GradientEncoder
 
 Gradients = dict[str, Tensor]  # parameter name -> (N, *shape), one gradient per image
 
@@ -44,7 +44,7 @@ def passes(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Passes:
     convs = [conv for conv in encoder.convs if isinstance(conv, nn.Conv2d)]
     for conv in convs:
         assert conv.bias is not None
-        patches = windows(inputs, conv.stride[0])
+        patches = windows(inputs, conv)
         outputs = torch.sigmoid(kernel_of(conv) @ patches.transpose(1, 2) + conv.bias.detach()[:, None])
         tape.append((inputs.shape, patches, outputs))
         inputs = outputs.unflatten(2, [-(-side // conv.stride[0]) for side in inputs.shape[-2:]])
@@ -63,11 +63,12 @@ def passes(encoder: GradientEncoder, images: Tensor, labels: Tensor) -> Passes:
     return Passes(layers, features, error, probabilities)
 
 
-def windows(maps: Tensor, stride: int) -> Tensor:
-    """Maps (N, C, H, W) to the (N, P, K) that a 5x5 kernel sees at each position. Channels are moved to the end first,
-    so that every row under the kernel is contiguous in memory."""
-    padded = F.pad(maps, (PADDING,) * 4).permute(0, 2, 3, 1).contiguous()
-    seen = padded.unfold(1, KERNEL, stride).unfold(2, KERNEL, stride)  # (N, h, w, C, 5, 5)
+def windows(maps: Tensor, conv: nn.Conv2d) -> Tensor:
+    """Maps (N, C, H, W) to the (N, P, K) that the kernel sees at each position. Channels are moved to the end first, so
+    that every row under the kernel is contiguous in memory."""
+    kernel, stride, padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
+    padded = F.pad(maps, (padding,) * 4).permute(0, 2, 3, 1).contiguous()
+    seen = padded.unfold(1, kernel, stride).unfold(2, kernel, stride)  # (N, h, w, C, k, k)
     return seen.permute(0, 1, 2, 4, 5, 3).reshape(len(maps), seen.shape[1] * seen.shape[2], -1)
 
 
@@ -80,8 +81,10 @@ def backwards(conv: nn.Conv2d, delta: Tensor, size: torch.Size) -> Tensor:
     """Backpropagates (N, 12, P) through a convolution: (N, C * H * W)."""
     stride = conv.stride[0]
     places = [-(-side // stride) for side in size[-2:]]
-    rest = [side - (count - 1) * stride - 1 for side, count in zip(size[-2:], places, strict=True)]
-    maps = F.conv_transpose2d(delta.unflatten(2, places), conv.weight.detach(), None, stride, PADDING, rest)
+    padding, kernel = int(conv.padding[0]), conv.kernel_size[0]
+    covered = [(count - 1) * stride + kernel - 2 * padding for count in places]
+    rest = [side - least for side, least in zip(size[-2:], covered, strict=True)]
+    maps = F.conv_transpose2d(delta.unflatten(2, places), conv.weight.detach(), None, stride, padding, rest)
     return maps.flatten(1)
 
 
@@ -90,8 +93,7 @@ def prototype_gradients(encoder: GradientEncoder, images: Tensor, labels: Tensor
     found = passes(encoder, images, labels)
     gradients: Gradients = {}
     for i, layer in enumerate(found.layers):
-        channels = layer.size[1]
-        kernels = layer.weight_gradient.unflatten(2, (KERNEL, KERNEL, channels))
+        kernels = layer.weight_gradient.unflatten(2, (*layer.conv.kernel_size, layer.size[1]))
         gradients[f"convs.{i}.weight"] = kernels.permute(0, 1, 4, 2, 3).contiguous()
         gradients[f"convs.{i}.bias"] = layer.delta.sum(dim=2)
     last = found.error[:, :, None] * found.features[:, None, :]

@@ -67,7 +67,12 @@ class Enrolment:
         return Enrolment(
             facts.integer("client"),
             facts.table("method"),
-            ModelSpec(spec.text("backbone"), spec.text("norm"), spec.integer("image_size", 1, MAX_IMAGE_SIZE)),
+            ModelSpec(
+                spec.text("backbone"),
+                spec.text("norm"),
+                spec.integer("image_size", 1, MAX_IMAGE_SIZE),
+                spec.integer("width", 8, 1024),
+            ),
             _transform(Facts("enrolment", facts.table("transform"))),
             Training(
                 training.integer("epochs", 1, 1_000_000),

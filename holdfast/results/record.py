@@ -20,7 +20,7 @@ from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
-NEWER: Tree = {"plan": {"observe": "present"}}
+NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
 
 
 @dataclass(frozen=True)

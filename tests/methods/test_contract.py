@@ -33,7 +33,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "bic", "keep_all": True},
 ]
 # A transformer knows nothing of images, and learns from four times as many what a convolution begins with.
-LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 6, "batch": 16, "lr": 0.002}}
+LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 8, "batch": 16, "lr": 0.002}}
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from clients import federation_of
+from clients import client_of, federation_of, grown_federation
 from torch import Tensor
 
 from holdfast.engines.serial import Serial
@@ -242,3 +242,21 @@ def test_newcomers_stayers_and_clients_with_one_image_take_part(small: dict[str,
     settings = {**small, "plan": {**plan, "rounds": 1}, "train": {"epochs": 1, "batch": 3}}
     lines = [done.line for done in run_rounds(quick_federation(settings, encoder="network"), Serial())]
     assert {"classification", "distillation", "divergence"} == set(lines[-1]["losses"])
+
+
+def test_a_warm_up_raises_the_rate(small: dict[str, Any]) -> None:
+    """From 1e-6, linearly in the course of the task; the schedule's own rate afterwards."""
+    context = client_of(grown_federation("dytox", small, (3, 3), **SMALL), (3,), {}, epochs=10)
+    context.job = replace(context.job, progress=0.0, step=0.1)
+    [plain], [warm] = (list(DyTox(**SMALL, warmup=w).stages(context)) for w in (0.0, 0.05))
+    for epoch in range(10):
+        progress, full = epoch / 100, plain.rate(epoch)
+        expected = full if progress >= 0.05 else 1e-6 + (full - 1e-6) * progress / 0.05
+        assert warm.rate(epoch) == pytest.approx(expected)
+    assert warm.rate(0) == pytest.approx(1e-6)
+    assert warm.rate(1) < plain.rate(1)
+
+
+def test_on_a_networks_maps_it_is_called_what_it_is() -> None:
+    assert DyTox(encoder="network", width=64, heads=4).title("convnet") == "dytox on convnet maps width=64 heads=4"
+    assert DyTox(width=64, heads=4).title("convnet") == "dytox width=64 heads=4"

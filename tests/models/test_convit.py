@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from holdfast.models.convit import (
     ClassAttention,
     DecoderBlock,
+    Encoder,
     EncoderBlock,
     GatedAttention,
     TokenModel,
@@ -271,3 +272,28 @@ def test_every_part_learns() -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert bool(parameter.grad.any()) or name.endswith("place.bias"), name  # a constant that softmax does not see
+
+
+@pytest.mark.parametrize(("size", "patch", "patches"), [(32, 4, 64), (64, 8, 64), (84, 8, 121), (224, 16, 196)])
+def test_patches_grow_with_the_image(size: int, patch: int, patches: int) -> None:
+    encoder = net(size=size).backbone
+    assert isinstance(encoder, Encoder)
+    assert encoder.patches.kernel_size == (patch, patch)
+    images = torch.rand(1, 3, size, size, generator=torch_generator(3), requires_grad=True)
+    found = encoder(images)
+    assert found.shape[1] == patches
+    found.square().sum().backward()
+    assert images.grad is not None
+    assert bool((images.grad != 0).all())  # no pixel is left out, though 84 is not a multiple of 8
+
+
+def test_linear_layers_start_as_published() -> None:
+    model = net(width=64)
+    for part in (model.backbone, model.decoder):
+        for name, layer in part.named_modules():
+            if isinstance(layer, torch.nn.Linear) and not name.endswith((".values", ".place")):  # these are particular
+                assert float(layer.weight.detach().std()) == pytest.approx(0.02, rel=0.15), name
+                assert layer.bias is None or not layer.bias.any()
+    model.grow(20, torch_generator(1))
+    head = model.blocks[-1][1].weight.detach()  # type: ignore[index]
+    assert float(head.abs().max()) == pytest.approx(1 / 8, rel=0.05)  # uniform, 1 / sqrt(64)

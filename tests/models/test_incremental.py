@@ -90,3 +90,29 @@ def test_grow_to_adds_only_what_is_missing() -> None:
 
 def test_a_model_without_classes_has_no_logits() -> None:
     assert model()(torch.zeros(2, 3, 32, 32)).logits.shape == (2, 0)
+
+
+def test_a_narrow_network_is_the_same_with_fewer_channels() -> None:
+    images = torch.randn(2, 3, 32, 32, generator=torch_generator(3))
+    for backbone, features in (("resnet18", 128), ("convnet", 32)):
+        for norm in ("batch", "group"):
+            net = IncrementalModel(ModelSpec(backbone, norm, 32, width=16), torch_generator(0))
+            net.grow(3, torch_generator(1))
+            output = net(images)
+            assert output.features.shape == (2, features)
+            assert [m.shape[1] for m in output.maps] == list(net.channels)
+            wide = model(backbone, norm)
+            assert [name for name, _ in wide.backbone.named_parameters()] == [
+                name for name, _ in net.backbone.named_parameters()
+            ]
+    narrow = sum(
+        p.numel() for p in IncrementalModel(ModelSpec("resnet18", "batch", 32, 16), torch_generator(0)).parameters()
+    )
+    assert narrow < 11_200_000 / 15
+
+
+@pytest.mark.parametrize(("size", "kernel", "side"), [(32, 3, 32), (84, 3, 84), (85, 7, 22), (224, 7, 56)])
+def test_the_stem_keeps_the_resolution_up_to_84_pixels(size: int, kernel: int, side: int) -> None:
+    net = IncrementalModel(ModelSpec("resnet18", "batch", size, width=8), torch_generator(0))
+    assert net.backbone.stem.kernel_size == (kernel, kernel)  # type: ignore[union-attr]
+    assert net(torch.zeros(2, 3, size, size)).maps[0].shape[-1] == side

@@ -13,13 +13,33 @@ def images(count: int, size: int = 16) -> torch.Tensor:
     return torch.rand(count, 3, size, size, generator=torch_generator(7))
 
 
-@pytest.mark.parametrize(("size", "inputs"), [(32, 768), (16, 192), (64, 3072), (33, 12 * 81)])
+@pytest.mark.parametrize(
+    ("size", "inputs"),
+    [(32, 768), (16, 192), (33, 12 * 81), (64, 768), (84, 12 * 81), (224, 768), (257, 12 * 81), (1024, 768)],
+)
 def test_the_networks_size(size: int, inputs: int) -> None:
     encoder = GradientEncoder(size, 100, torch_generator(0))
     assert encoder.linear.in_features == inputs
     assert encoder(images(2, size)).shape == (2, 100)
     if size == 32:
         assert sum(p.numel() for p in encoder.parameters()) == 85_036  # docs/departures.md
+
+
+@pytest.mark.parametrize(("classes", "limit"), [(200, 1_000_000), (1000, 4_000_000)])
+def test_a_share_is_small_at_every_image_size(classes: int, limit: int) -> None:
+    for size in (*range(8, 260), 384, 512):
+        encoder = GradientEncoder(size, classes, torch_generator(0))
+        share = 4 * sum(p.numel() for p in encoder.parameters()) + 4 * 512 + 8  # and the variance of the features
+        assert share < limit * (1 if classes == 200 or size == 224 else 1.25), size
+
+
+@pytest.mark.parametrize("size", [32, 48, 83, 84, 97, 224])
+def test_every_pixel_is_seen(size: int) -> None:
+    encoder = GradientEncoder(size, 3, torch_generator(0)).double()
+    pixels = images(1, size).double().requires_grad_()
+    F.cross_entropy(encoder(pixels), torch.tensor([1])).backward()
+    assert pixels.grad is not None
+    assert bool((pixels.grad != 0).all())
 
 
 def test_initial_weights_are_uniform_and_from_the_given_generator() -> None:
@@ -33,9 +53,10 @@ def test_initial_weights_are_uniform_and_from_the_given_generator() -> None:
     assert 0.49 < float(weights.max()) <= 0.5
 
 
-def test_gradients_are_each_images_own() -> None:
-    encoder = GradientEncoder(16, 10, torch_generator(0)).double()
-    pixels, labels = images(3).double(), torch.tensor([4, 0, 9])
+@pytest.mark.parametrize("size", [16, 84, 100])
+def test_gradients_are_each_images_own(size: int) -> None:
+    encoder = GradientEncoder(size, 10, torch_generator(0)).double()
+    pixels, labels = images(3, size).double(), torch.tensor([4, 0, 9])
     together = prototype_gradients(encoder, pixels, labels)
     for i in range(3):
         encoder.zero_grad()

@@ -40,7 +40,7 @@ def test_values_never_rise_and_each_function_keeps_its_own_path() -> None:
             torch.testing.assert_close(alone[0], points[i])
 
 
-@pytest.mark.parametrize("size", [16, 21])
+@pytest.mark.parametrize("size", [16, 21, 83])
 def test_the_distance_is_the_sum_over_all_layers_and_its_slope_is_autograds(size: int) -> None:
     encoder = GradientEncoder(size, 5, torch_generator(0)).double()
     pixels = torch.rand(3, 3, size, size, generator=torch_generator(1), dtype=torch.float64)
