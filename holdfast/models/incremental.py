@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from holdfast.models import BACKBONES, ConvNet, ResNet18
+from holdfast.models import BACKBONES
+from holdfast.models.convnet import ConvNet
 from holdfast.models.layers import materialise
+from holdfast.models.resnet import ResNet18
 
 
 class Output(NamedTuple):

@@ -88,4 +88,6 @@ def _to_inputs(layer: Layer, by_inputs: Tensor, by_weight: Tensor) -> Tensor:
     own = by_weight.unflatten(2, (*conv.kernel_size, layer.size[1])).permute(0, 1, 4, 2, 3).flatten(2)
     kernel = conv.weight.detach().flatten(1).expand_as(own)
     patches = torch.cat([kernel, own], dim=1).transpose(1, 2) @ torch.cat([by_inputs, layer.delta], dim=1)
-    return F.fold(patches, layer.size[-2:], conv.kernel_size, padding=conv.padding, stride=conv.stride).flatten(1)
+    return F.fold(patches, layer.size[-2:], conv.kernel_size, padding=int(conv.padding[0]), stride=conv.stride).flatten(
+        1
+    )
