@@ -172,14 +172,15 @@ def test_the_configs_have_the_settings_of_the_paper(dataset: str, method: str) -
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
-def test_lga_detects_and_reconstructs_at_the_published_scale_as_its_text_has_it(dataset: str) -> None:
+def test_lga_reconstructs_at_the_published_scale_as_its_text_has_it_and_detects_by_auto(dataset: str) -> None:
     ours, literal = (
         asdict(load_config(CONFIGS / f"{dataset}.toml", [("method.name", name)]).method)
         for name in ("lga", "lga_paper")
     )
-    assert {key for key in ours if ours[key] != literal[key]} == {"form", "sd"}
+    assert {key for key in ours if ours[key] != literal[key]} == {"form", "sd", "detector"}
+    assert (ours["detector"], literal["detector"]) == ("auto", "fixed")
     glfc = load_config(CONFIGS / f"{dataset}.toml", [("method.name", "glfc")]).method
-    assert (glfc.detector, glfc.patience) == ("fixed", 0)  # type: ignore[attr-defined]
+    assert (glfc.detector, glfc.patience) == ("auto", 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
