@@ -409,7 +409,7 @@ def test_options_of_the_published_scale_are_whole_and_those_of_its_table_are_not
     found = Found((), ())
     runs = {one: found, replace(one, method="bic"): found}
     text = paper_pages._options(ITEMS["table3"], runs, {one: setup_of(one, "paper") for one in runs})
-    paper_says = "detector=fixed, iterations=300, start=white, patience=0"
+    paper_says = "iterations=300, start=white, patience=0"
     assert f"lga w/o cbl: lr=2, {paper_says}, schedule=steps, milestones=" in text
     assert "bic: lr=0.1, schedule=steps, milestones=[0.4, 0.6, 0.8], gamma=0.1" in text
     first = ITEMS["table11"].experiments[0]

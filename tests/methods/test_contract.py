@@ -33,12 +33,14 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "bic", "keep_all": True},
 ]
 # A transformer knows nothing of images, and learns from four times as many what a convolution begins with.
-LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 8, "batch": 16, "lr": 0.002}}
+LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 6, "batch": 16, "lr": 0.002}}
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_learns_above_chance_and_leaves_global_generators_alone(method: dict[str, Any]) -> None:
-    budget = LONGER if method["name"] == "dytox" else {"images": 40, "train": {"epochs": 3, "batch": 16}}
+    # The literal distillation of lga_paper holds new classes back, so it needs more epochs for the same accuracy.
+    epochs = 6 if method["name"] == "lga_paper" else 3
+    budget = LONGER if method["name"] == "dytox" else {"images": 40, "train": {"epochs": epochs, "batch": 16}}
     settings = {
         "method": method,
         "data": {"name": "glyphs", "classes": 4, "train_per_class": budget["images"], "test_per_class": 20, "size": 16},
