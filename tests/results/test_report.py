@@ -344,7 +344,7 @@ def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
         assert row[:5] == [expected.method, "2", *percents(list(expected.curve.values()))]
         assert row[5].startswith(f"{100 * mean(expected.averages):.1f} ± ")
     assert rows[0][7] == f"{100 * (table.rows[0].improvement or 0.0):+.1f}"
-    assert rows[1][7:] == ["-", "-"]
+    assert rows[1][7:] == (["-", "-"] if table.tested else ["-"])  # two seeds may differ alike: then nothing is tested
     kinds = [given.get("class") for _, given in page.tags]
     assert (kinds.count("curve"), kinds.count("band")) == (2, 2)
     assert page.csv["comparison.csv"][1:] == rows
