@@ -55,7 +55,8 @@ class LGA(NearestMean):
     from: the global model of a growth that classifies their augmented features best.
 
     This is the form that performed best in our experiments: sigmoid outputs, because the softmax form makes a new image
-    leave a third of its probability to old classes. Where paper and code leave a choice, there is a field; see
+    leave a third of its probability to old classes, and weights that add up over cumulative groups, as in the authors'
+    code, because weights with a mean of 1 in every growth cannot counter the imbalance of old and new images. Where paper and code leave a choice, there is a field; see
     docs/departures.md. Beyond the paper, it can predict by the nearest mean of exemplars (`inference`), as iCaRL does;
     not by default, because clients then tell the global server which classes they hold."""
 
@@ -71,7 +72,7 @@ class LGA(NearestMean):
     cbl: bool = Field(
         default=True, description="category-balanced compensation; off: w/oCBL, unweighted classification"
     )
-    groups: Literal["own", "cumulative"] = Field(default="own", description=GROUPS)
+    groups: Literal["own", "cumulative"] = Field(default="cumulative", description=GROUPS)
     exponent: Literal["client", "federation"] = Field(default="client", description=EXPONENT)
     clamp: bool = Field(default=False, description=CLAMP)
     sdl: bool = Field(default=True, description="semantic distillation; off: w/oSDL, iCaRL's distillation instead")
@@ -194,14 +195,16 @@ class LGA(NearestMean):
 
 @dataclass(frozen=True, config=STRICT)
 class LGAPaper(LGA):
-    """The same method exactly as the paper's text describes it: softmax outputs, the distillation in the printed
-    direction, the fixed entropy threshold, reconstruction from white noise. Only the defaults differ."""
+    """The same method exactly as the paper's text describes it: softmax outputs, weights with a mean of 1 in every
+    growth, the distillation in the printed direction, the fixed entropy threshold, reconstruction from white noise.
+    Only the defaults differ."""
 
     name: ClassVar[str] = "lga_paper"
     about: ClassVar[str] = "LGA exactly as in the paper's text: softmax, Eq. 6 as printed, threshold 1.2"
 
     form: Literal["softmax", "sigmoid"] = Field(default="softmax", description=FORM)
     sd: Literal["full", "renorm", "literal"] = Field(default="literal", description=SD)
+    groups: Literal["own", "cumulative"] = Field(default="own", description=GROUPS)
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
     iterations: Count = Field(default=300, description=ITERATIONS)
     start: Literal["smooth", "white"] = Field(default="white", description=START)

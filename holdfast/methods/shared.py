@@ -22,6 +22,7 @@ from holdfast.seeding import torch_generator
 from holdfast.settings import STRICT
 
 BEYOND = 2.0  # larger than any cosine
+INFERENCE = "prediction by the head, or by the nearest mean of exemplars (nme)"
 SPREAD = 0.3  # length of the noise that makes several proxies from one mean of length 1
 
 
@@ -61,9 +62,7 @@ class NearestMean(Replay):
     holds keeps its previous mean. A class without any mean (new during a task, or never held by these clients) is
     predicted if the head predicts it."""
 
-    inference: Literal["head", "nme"] = Field(
-        default="head", description="prediction by the head, or by the nearest mean of exemplars (nme)"
-    )
+    inference: Literal["head", "nme"] = Field(default="head", description=INFERENCE)
 
     def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
         return IncrementalModel(spec, rng)

@@ -21,6 +21,7 @@ SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
 NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
+NEWER_OF_METHODS: Tree = {"lga": {"groups": "own", "exponent": "client", "clamp": False}}
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ def read_config(run: Path) -> Tree | None:
         return None
     if not isinstance(tree.get("method"), dict) or not all(isinstance(tree.get(name, {}), dict) for name in NEWER):
         raise source.damaged("config.toml", "it names no method, or a section is not a table")
-    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
+    newer = {**NEWER, "method": NEWER_OF_METHODS.get(str(tree["method"].get("name")), {})}
+    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:

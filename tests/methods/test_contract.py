@@ -27,7 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {"dytox": {"width": 32, "heads": 4, "depth": 
 VARIANTS: list[dict[str, Any]] = [
     *({"name": name, **SMALL.get(name, {})} for name in METHODS),
     {"name": "fedavg", "replay": True},
-    {"name": "icarl", "inference": "nme"},
+    {"name": "icarl", "inference": "head"},
     {"name": "lga", "inference": "nme"},
     {"name": "dytox", **SMALL["dytox"], "encoder": "network"},
     {"name": "bic", "keep_all": True},
