@@ -39,6 +39,7 @@ from holdfast.server.metrics import Counts
 from holdfast.server.server import Server
 from holdfast.simulation.engine import Engine
 from holdfast.simulation.federation import Federation
+from holdfast.simulation.memory import Memory, machine_memory, memory_of
 from holdfast.simulation.plan import Plan, all_at_once, make_plan
 from holdfast.simulation.rounds import run_rounds
 from holdfast.simulation.streams import plan_of_folders
@@ -142,14 +143,12 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     setup = selector_setup(config, data, device)
     model = config.method.build_model(setup.spec, torch_generator(config.seed, "model")).to(device)
     train = config.train
-    given = {field.name: getattr(train, field.name) for field in fields(Preset)}
-    optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
     enrolment = Enrolment(
         client=0,
         method=to_tree(config)["method"],
         spec=setup.spec,
         transform=setup.transform,
-        training=Training(train.epochs, train.batch, optimiser),
+        training=training_of(config),
         memory=config.plan.memory,
         seed=config.seed,
     )
@@ -166,6 +165,13 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     )
 
 
+def training_of(config: Config) -> Training:
+    """Local training as clients are told of it."""
+    given = {field.name: getattr(config.train, field.name) for field in fields(Preset)}
+    optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
+    return Training(config.train.epochs, config.train.batch, optimiser)
+
+
 def selector_setup(config: Config, data: DataSet, device: torch.device) -> SelectorSetup:
     """The inputs from which a teacher selector is built."""
     spec = ModelSpec(config.model.name, config.model.norm, data.size, config.model.width)
@@ -174,13 +180,41 @@ def selector_setup(config: Config, data: DataSet, device: torch.device) -> Selec
 
 def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engine:
     """A pool with one worker per core, or several per GPU; serial for a single worker or a short run."""
-    run, device = config.run, choose_device(config.run.device)
-    devices = _gpus(run.device) if device.type == "cuda" else ["cpu"]
-    default = min(cores(), WORKERS_PER_GPU * len(devices)) if device.type == "cuda" else cores()
-    workers = min(run.workers or default, max(map(len, federation.plan.selected)))
-    if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or not _worth_a_pool(federation))):
-        return Serial()
-    return pool_of(federation, data, workers, devices)
+    device = choose_device(config.run.device)
+    devices = _gpus(config.run.device) if device.type == "cuda" else ["cpu"]
+    workers = workers_of(config, federation.plan, len(devices))
+    if config.run.engine == "auto" and not _worth_a_pool(federation):
+        workers = 0
+    if device.type == "cpu":
+        _check_memory(memory_needed(config, data, federation.plan), workers)
+    return pool_of(federation, data, workers, devices) if workers else Serial()
+
+
+def workers_of(config: Config, plan: Plan, gpus: int = 1) -> int:
+    """How many worker processes the settings ask for; 0 for the serial engine."""
+    run, on_gpu = config.run, choose_device(config.run.device).type == "cuda"
+    default = min(cores(), WORKERS_PER_GPU * gpus) if on_gpu else cores()
+    workers = min(run.workers or default, max(map(len, plan.selected)))
+    return 0 if run.engine == "serial" or (run.engine == "auto" and workers == 1) else workers
+
+
+def memory_needed(config: Config, data: DataSet, plan: Plan) -> Memory:
+    """An estimate of the run's memory on the CPU, by arithmetic."""
+    setup = selector_setup(config, data, torch.device("cpu"))
+    return memory_of(config.method, setup, plan, training_of(config), data)
+
+
+def _check_memory(memory: Memory, workers: int) -> None:
+    """Refuses a run that this machine has no memory for, before hours are spent on it."""
+    needed, there = memory.total(workers), machine_memory()
+    if there is None or needed <= there:
+        return
+    fewer = next((count for count in range(workers, -1, -1) if memory.total(count) <= there), None)
+    helps = f"set run.workers={fewer}" if fewer else "set run.engine=serial" if fewer == 0 else "lower train.batch"
+    raise HoldfastError(
+        f"this run needs about {needed / 1e9:.1f} GB of memory with {max(workers, 1)} worker processes, and this "
+        f"machine has {there / 1e9:.1f}; {helps}"
+    )
 
 
 def pool_of(federation: Federation, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> Pool:

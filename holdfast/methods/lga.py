@@ -56,9 +56,10 @@ class LGA(NearestMean):
 
     This is the form that performed best in our experiments: sigmoid outputs, because the softmax form makes a new image
     leave a third of its probability to old classes, and weights that add up over cumulative groups, as in the authors'
-    code, because weights with a mean of 1 in every growth cannot counter the imbalance of old and new images. Where paper and code leave a choice, there is a field; see
-    docs/departures.md. Beyond the paper, it can predict by the nearest mean of exemplars (`inference`), as iCaRL does;
-    not by default, because clients then tell the global server which classes they hold."""
+    code, because weights with a mean of 1 in every growth cannot counter the imbalance of old and new images. Where
+    paper and code leave a choice, there is a field; see docs/departures.md. Beyond the paper, it can predict by the
+    nearest mean of exemplars (`inference`), as iCaRL does; not by default, because clients then tell the global server
+    which classes they hold."""
 
     name: ClassVar[str] = "lga"
     about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), in the form that performed best"

@@ -17,7 +17,7 @@ from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
 from holdfast.models.passes import CHUNK, evaluating
 from holdfast.models.transform import Transform
 from holdfast.privacy.encode import Gradients, labels_of
-from holdfast.privacy.reconstruct import reconstruct
+from holdfast.privacy.reconstruct import group_size, reconstruct
 from holdfast.protocol.codec import Snapshot, Weights
 from holdfast.protocol.messages import GlobalModel, PrototypeShare
 from holdfast.proxy.selectors import (
@@ -55,6 +55,11 @@ def build_selector(method: Method, setup: SelectorSetup) -> TeacherSelector:
         case PrototypeSelection():
             buffer = method.build_model(setup.spec, torch_generator(0, "buffer")).to(setup.device)
             return PrototypeServer(setup, selection, buffer)
+
+
+def _content(share: PrototypeShare) -> tuple[bytes, int, bytes]:
+    """By what shares are put in order. Their gradients are not copied: a round can have gigabytes of them."""
+    return share.fingerprint, share.count, share.variance.cpu().numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ class PrototypeServer(LastModelSelector):
     def _receive(self, round_index: int, growths: tuple[int, ...], shares: Sequence[PrototypeShare]) -> int:
         """Takes a round's shares into the pool; returns how many were refused: of another shape, or without a label."""
         # First by their content, because shares come in any order and say nobody's name.
-        ordered = sorted(shares, key=PrototypeShare.to_bytes)
+        ordered = sorted(shares, key=_content)
         usable = []
         for share in shuffled(generator(self.setup.seed, "proxy", "shuffle", round_index), ordered):
             if not self._fits(share):
@@ -167,12 +172,25 @@ class PrototypeServer(LastModelSelector):
     def _reconstruct(
         self, round_index: int, growths: tuple[int, ...], usable: list[tuple[PrototypeShare, Gradients, int]]
     ) -> None:
-        """All of a round's prototypes as one batch (Eqs. 9-10)."""
-        settings, size = self.settings, self.setup.spec.image_size
+        """All of a round's prototypes (Eqs. 9-10), as many at a time as there is memory for."""
+        size = self.setup.spec.image_size
+        rng = torch_generator(self.setup.seed, "proxy", "start", round_index)
+        noise = torch.randn((len(usable), 3, size, size), generator=rng)
+        images: list[Tensor] = []
+        for start in range(0, len(usable), group_size(size)):
+            group = slice(start, start + group_size(size))
+            images += self._reconstruct_group(usable[group], noise[group].to(self.setup.device))
+        growth_of = [growth for growth, classes in enumerate(growths) for _ in range(classes)]
+        for (share, _, label), image in zip(usable, images, strict=True):
+            if label >= len(growth_of):
+                continue  # a class that the global model does not have
+            self.pools.setdefault(growth_of[label], []).append(Prototype(image, label, share.fingerprint))
+            self._pool_variance(label, share)
+
+    def _reconstruct_group(self, usable: Sequence[tuple[PrototypeShare, Gradients, int]], noise: Tensor) -> Tensor:
+        settings = self.settings
         gradients = {name: torch.cat([g[name] for _, g, _ in usable]) for name in usable[0][1]}
         labels = torch.tensor([label for _, _, label in usable], device=self.setup.device)
-        rng = torch_generator(self.setup.seed, "proxy", "start", round_index)
-        noise = torch.randn((len(usable), 3, size, size), generator=rng).to(self.setup.device)
         images, _ = reconstruct(
             self.encoder,
             gradients,
@@ -183,12 +201,7 @@ class PrototypeServer(LastModelSelector):
             rate=settings.rate,
             snapshots=settings.snapshots,
         )
-        growth_of = [growth for growth, classes in enumerate(growths) for _ in range(classes)]
-        for (share, _, label), image in zip(usable, images, strict=True):
-            if label >= len(growth_of):
-                continue  # a class that the global model does not have
-            self.pools.setdefault(growth_of[label], []).append(Prototype(image, label, share.fingerprint))
-            self._pool_variance(label, share)
+        return images
 
     def _pool_variance(self, label: int, share: PrototypeShare) -> None:
         """The class's variance over all clients that sent one, by their numbers of images; one image has none (N10)."""
