@@ -32,7 +32,16 @@ from holdfast.protocol.enrolment import Enrolment, Preset, Training
 from holdfast.protocol.messages import Encoder
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
-from holdfast.results.record import NEWER, Record, Result, only_writer, read_record, read_result, write_result
+from holdfast.results.record import (
+    NEWER,
+    Record,
+    Result,
+    only_writer,
+    read_config,
+    read_record,
+    read_result,
+    write_result,
+)
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
 from holdfast.server.metrics import Counts
@@ -119,7 +128,7 @@ def resume(folder: Path) -> Run:
     """Continues a run that was stopped; a complete run is read."""
     if not (folder / "config.toml").is_file():
         raise HoldfastError(f"{folder} holds no config.toml; give the folder of a run")
-    return run_to_folder(load_config(folder / "config.toml"), folder)
+    return run_to_folder(load_config(read_config(folder)), folder)
 
 
 def bytes_of(config: Config, data: DataSet, plan: Plan) -> list[Bytes]:
@@ -308,7 +317,7 @@ def _holds(folder: Path, config: Config) -> bool:
     if not (folder / "config.toml").exists():
         return False
     try:
-        return _identity(load_config(folder / "config.toml")) == _identity(config)
+        return _identity(load_config(read_config(folder))) == _identity(config)
     except HoldfastError as error:
         raise HoldfastError(
             f"{folder} contains a config.toml that cannot be read ({error}); delete the folder, or choose another"

@@ -398,7 +398,7 @@ def test_a_page_states_the_settings_of_its_methods(command: Command, tmp_path: P
         "CIFAR-100, T = 5: 100 training images per class, 12 clients and 4 more in each task, 5 sel"
     )
     assert "60 % of a task's classes per client, 100 exemplars per client, convnet. replay: lr=0.1; icarl: lr" in glyphs
-    assert "; icarl: lr=2, inference=nme; bic: lr=0.1; " in glyphs
+    assert "; icarl: lr=2; bic: lr=0.1; " in glyphs
     assert glyphs.endswith("lga w/o psr: lr=1; lga: lr=1.")
     assert photographs.startswith("MiniImageNet, T = 5: ")
     assert "200 exemplars per client, convnet. replay: lr=0.05;" in photographs

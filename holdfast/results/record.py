@@ -146,6 +146,11 @@ def read_config(run: Path) -> Tree | None:
         return None
     if not isinstance(tree.get("method"), dict) or not all(isinstance(tree.get(name, {}), dict) for name in NEWER):
         raise source.damaged("config.toml", "it names no method, or a section is not a table")
+    return complete(tree)
+
+
+def complete(tree: Tree) -> Tree:
+    """The settings of a run, with those that were added later as the run had them."""
     newer = {**NEWER, "method": NEWER_OF_METHODS.get(str(tree["method"].get("name")), {})}
     return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
 
