@@ -21,6 +21,16 @@ SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
 NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
+# The same for fields of methods.
+NEWER_FIELDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"inference": "head", "prior": 0.0},
+    **{name: {"prior": 0.0} for name in ("podnet", "afc", "geodl", "lga", "lga_paper", "lga_code")},
+}
+
+
+def newer_settings(method: object) -> Tree:
+    """Settings that configs of older runs of this method lack, with the values that applied then."""
+    return {**NEWER, "method": NEWER_FIELDS.get(str(method), {})}
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,8 @@ def read_config(run: Path) -> Tree | None:
         return None
     if not isinstance(tree.get("method"), dict) or not all(isinstance(tree.get(name, {}), dict) for name in NEWER):
         raise source.damaged("config.toml", "it names no method, or a section is not a table")
-    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
+    newer = newer_settings(tree["method"].get("name"))
+    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:

@@ -117,7 +117,7 @@ def test_has_a_line_for_the_list_and_documented_fields(name: str) -> None:
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_a_method_that_has_extras_says_when_they_are_collected(method: dict[str, Any]) -> None:
-    """Without it nobody would ask for them, and nothing would say so. What NearestMean does depends on `inference`."""
+    """Without it nobody would ask for them, and nothing would say so. `inference` may decide."""
     fields = {key: value for key, value in method.items() if key != "name"}
     chosen = METHODS[method["name"]](**fields)
     phases: list[tuple[Phase, str]] = [("begin", "begin_task"), ("finish", "finish_task")]
