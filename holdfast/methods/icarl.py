@@ -21,8 +21,8 @@ class ICaRL(InferenceChoice, Replay):
     """Sigmoid outputs; the targets of old classes are the old model's outputs, for new images and exemplars alike; the
     targets of new classes are the labels; exemplars are chosen by herding. Federated: the old model is the last global
     model of the previous task; memories stay on the clients; `InferenceChoice` describes how the nearest mean of
-    exemplars is computed. Ports often use cross-entropy in place of sigmoids, or swapped colour channels in place of a mirror
-    image; here it is a mirror image, if the data set allows one."""
+    exemplars is computed. Ports often use cross-entropy in place of sigmoids, or swapped colour channels in place of a
+    mirror image; here it is a mirror image, if the data set allows one."""
 
     name: ClassVar[str] = "icarl"
     about: ClassVar[str] = "iCaRL (Rebuffi et al., 2017): sigmoid distillation, herding; head or nearest mean"
