@@ -31,6 +31,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "lga", "inference": "nme"},
     {"name": "dytox", **SMALL["dytox"], "encoder": "network"},
     {"name": "bic", "keep_all": True},
+    {"name": "podnet", "inference": "gauss", "prior": 1.0},
+    {"name": "lga", "inference": "both", "prior": 1.0},
 ]
 # A transformer knows nothing of images, and learns from four times as many what a convolution begins with.
 LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 6, "batch": 16, "lr": 0.002}}

@@ -1,6 +1,8 @@
 """KELP: facts of its loss; and the same prior as an option of other methods."""
 
 import math
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch.nn.functional as F
 from clients import Answers, client_of, federation_of, grown_federation, maps_of
 from torch import Tensor
 
+from holdfast.config import load_config
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
+from holdfast.experiment import run_to_folder
 from holdfast.losses import log_counts, log_odds, nca, pod_flat, pod_spatial
 from holdfast.methods.fedavg import FedAvg
 from holdfast.methods.geodl import GeoDL
@@ -242,6 +246,17 @@ def test_every_answer_is_recorded_after_every_task_and_one_of_them_is_the_method
             assert set(line["answers"]) == {"head", "mean", "gauss", "both"}
             for how, lines in found.items():
                 assert line["answers"][how] == lines[i]["accuracy"], how
+
+
+def test_a_script_prints_the_accuracy_by_every_answer(small: dict[str, Any], tmp_path: Path) -> None:
+    config = load_config({**small, "method": {"name": "kelp"}, "run": {"engine": "serial"}})
+    result = run_to_folder(config, tmp_path / "run").result
+    table = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "answers.py"))["table"]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table([tmp_path / "run"]).splitlines()[2:]]
+    assert [row[2] for row in rows] == ["head", "mean", "gauss", "both"]
+    [gauss] = [row for row in rows if row[2] == "gauss"]
+    accuracies = (result.average_accuracy, result.last_accuracy)
+    assert gauss == ["glyphs", "kelp", "gauss", "1", *(f"{100 * value:.1f}" for value in accuracies)]
 
 
 def test_plain_averaging_without_exemplars_has_no_nearest_mean(small: dict[str, Any]) -> None:
