@@ -12,7 +12,8 @@ endif
 demo: $(VENV)/.installed
 	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
 	$(BIN)/holdfast run configs/demo.toml --method lga --out runs/demo-lga
-	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga --picture runs/demo.png
+	$(BIN)/holdfast run configs/demo.toml --method kelp --out runs/demo-kelp
+	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga runs/demo-kelp --picture runs/demo.png
 	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
 
 test: $(VENV)/.installed-dev

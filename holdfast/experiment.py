@@ -33,9 +33,9 @@ from holdfast.protocol.messages import Encoder
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import (
-    NEWER,
     Record,
     Result,
+    newer_settings,
     only_writer,
     read_config,
     read_record,
@@ -263,7 +263,7 @@ def _identity(config: Config) -> dict[str, Any]:
     """All settings that decide a run's result: everything except where it is computed and what is shown of it. A
     setting that was added later counts only if it differs from its default, so that older runs keep their names."""
     tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
-    for section, newer in NEWER.items():
+    for section, newer in newer_settings(config.method.name).items():
         tree[section] = {k: value for k, value in tree[section].items() if k not in newer or newer[k] != value}
     return tree
 

@@ -83,8 +83,9 @@ class ClientWork:
             "entropies": lambda pixels: entropy(model(pixels).logits),
             "features": lambda pixels: model(pixels).features,
             "scores": lambda pixels: self.method.predict(model, pixels),
+            "answers": lambda pixels: torch.stack([*self.method.answers(model, pixels).values()], dim=1),
         }
-        source = self.test if request.what == "scores" else self.images
+        source = self.test if request.what in ("scores", "answers") else self.images
         assert source is not None
         rng = torch_generator(self.enrolment.seed, *request.stream, *chunk) if request.stream else None
 

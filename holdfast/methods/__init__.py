@@ -15,6 +15,7 @@ from holdfast.methods.geodl import GeoDL
 from holdfast.methods.glfc import GLFC
 from holdfast.methods.icarl import ICaRL
 from holdfast.methods.joint import Joint
+from holdfast.methods.kelp import Kelp
 from holdfast.methods.lga import LGA, LGAPaper
 from holdfast.methods.lga_code import LGACode
 from holdfast.methods.podnet import PODNet
@@ -22,7 +23,10 @@ from holdfast.methods.ssil import SSIL
 
 METHODS: dict[str, type[Method]] = {
     cls.name: cls
-    for cls in (FedAvg, FedProx, Joint, ICaRL, BiC, PODNet, DDE, GeoDL, SSIL, DyTox, AFC, GLFC, LGA, LGAPaper, LGACode)
+    for cls in (
+        *(FedAvg, FedProx, Joint, ICaRL, BiC, PODNet, DDE, GeoDL, SSIL, DyTox, AFC, GLFC),
+        *(LGA, LGAPaper, LGACode, Kelp),
+    )
 }
 
 

@@ -57,7 +57,7 @@ class AFC(shared.ProxyMethod):
 
     def finish_task(self, context: ClientContext) -> Extras:
         tuned = super().finish_task(context)
-        found = {**importance_sums(context), **(tuned.tensors if tuned else {})}
+        found = {**importance_sums(context, self.local_prior(context)), **(tuned.tensors if tuned else {})}
         return Extras("classifier and importances", found)
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
@@ -68,7 +68,7 @@ class AFC(shared.ProxyMethod):
             model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))
 
 
-def importance_sums(context: ClientContext) -> dict[str, Tensor]:
+def importance_sums(context: ClientContext, prior: Tensor | float = 0.0) -> dict[str, Tensor]:
     """Per stage, the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation mode.
     The authors use the gradients of a batch's mean loss, which are inversely proportional to the batch size: a client
     with one image would dominate all others."""
@@ -78,7 +78,7 @@ def importance_sums(context: ClientContext) -> dict[str, Tensor]:
     sums = [torch.zeros_like(buffer) for buffer in model.importance]
     for batch in context.batches(context.everything, 0):
         output = model(batch.images)
-        slopes = torch.autograd.grad(nca(model.scale * output.logits, batch.labels), output.maps)
+        slopes = torch.autograd.grad(nca(model.scale * output.logits + prior, batch.labels), output.maps)
         for total, slope in zip(sums, slopes, strict=True):
             total += (len(slope) * slope).square().sum(dim=(0, 2, 3))
     return {f"importance{stage}": total.cpu() for stage, total in enumerate(sums)}

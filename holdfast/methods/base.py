@@ -137,6 +137,16 @@ class Method:
         return logits
 
     @property
+    def answer_names(self) -> tuple[str, ...]:
+        """The names of all `answers`; where there are any, the record holds the accuracy of each after every task."""
+        return ()
+
+    def answers(self, model: IncrementalModel, images: Tensor) -> dict[str, Tensor]:
+        """The scores (B, C) by every answer that this model can give, for methods with more than one; `predict` gives
+        that of one of them."""
+        return {}
+
+    @property
     def scores_are_logits(self) -> bool:
         """Does a softmax of the scores give class probabilities?"""
         return True

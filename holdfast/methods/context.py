@@ -140,6 +140,11 @@ class ClientContext:
         return torch.cat([self.data, self.memory])
 
     @cached_property
+    def counts(self) -> Tensor:
+        """How many images of each class the client trains on, in `everything` (C,), on the device."""
+        return self.counts_of(self.everything)
+
+    @cached_property
     def exemplars(self) -> Tensor:
         """All exemplars, including those of classes in the current data; balanced once a task is over."""
         return joined(self.exemplars_by_class.values())
@@ -170,6 +175,10 @@ class ClientContext:
     def labels_of(self, ids: Tensor) -> Tensor:
         """The same on the device."""
         return self.positions_of(ids).to(self.device)
+
+    def counts_of(self, ids: Tensor) -> Tensor:
+        """How many of these images there are of each class (C,), on the device."""
+        return torch.bincount(self.positions_of(ids), minlength=len(self.registry.names)).to(self.device)
 
     # passes and batches
 

@@ -324,7 +324,7 @@ class GlobalModel:
 @dataclass(frozen=True)
 class InferenceRequest:
     """What a simulation asks of a model about many images, chunk by chunk, by whichever process is free: the
-    `entropies` (Eq. 8) or `features` of training images, or a method's `scores` of test images."""
+    `entropies` (Eq. 8) or `features` of training images, or a method's `scores` or `answers` for test images."""
 
     kind: ClassVar[str] = "inference request"
 

@@ -21,7 +21,17 @@ SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
 NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
-NEWER_OF_METHODS: Tree = {"lga": {"groups": "own", "exponent": "client", "clamp": False}}
+# The same for fields of methods.
+NEWER_FIELDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"inference": "head", "prior": 0.0},
+    **{name: {"prior": 0.0} for name in ("podnet", "afc", "geodl", "lga_paper", "lga_code")},
+    "lga": {"prior": 0.0, "groups": "own", "exponent": "client", "clamp": False},
+}
+
+
+def newer_settings(method: object) -> Tree:
+    """Settings that configs of older runs of this method lack, with the values that applied then."""
+    return {**NEWER, "method": NEWER_FIELDS.get(str(method), {})}
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ def read_config(run: Path) -> Tree | None:
 
 def complete(tree: Tree) -> Tree:
     """The settings of a run, with those that were added later as the run had them."""
-    newer = {**NEWER, "method": NEWER_OF_METHODS.get(str(tree["method"].get("name")), {})}
+    newer = newer_settings(tree["method"].get("name"))
     return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
 
 

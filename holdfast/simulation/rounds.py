@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from holdfast.client.training import ClientWork
@@ -14,7 +15,7 @@ from holdfast.protocol.messages import InferenceRequest, Job, Phase, Reply, Roun
 from holdfast.proxy.selectors import encoder_bytes
 from holdfast.server.clients import Clients
 from holdfast.server.evaluation import confusion
-from holdfast.server.metrics import Counts
+from holdfast.server.metrics import Counts, accuracy
 from holdfast.simulation.engine import Engine, ImageGroup
 from holdfast.simulation.federation import Federation, SimulatedClients
 from holdfast.simulation.scoring import score_detection, score_model
@@ -105,11 +106,13 @@ def _run_round(
     with clock("evaluate"):
         seen = plan.seen(round_index)
         counts = _evaluate(federation, engine, work, seen)
+        answers = _answers(federation, engine, work, seen) if plan.ends_task(round_index) else {}
     line = {
         "round": round_index + 1,
         "task": plan.task_of_round(round_index) + 1,
         "classes_seen": len(seen),
         **score_model(plan, round_index, counts, federation.enrolment.seed),
+        **({"answers": answers} if answers else {}),
         "losses": _mean_losses(replies),
         "selected": list(selected),
         "trained": [c for c, reply in zip(selected, replies, strict=True) if reply.weights],
@@ -173,6 +176,21 @@ def _evaluate(federation: Federation, engine: Engine, work: ClientWork, seen: Se
 
     counts: Counts = confusion(server.registry, data.test, data.classes, seen, scores).numpy()
     return counts
+
+
+def _answers(federation: Federation, engine: Engine, work: ClientWork, seen: Sequence[int]) -> dict[str, float]:
+    """The accuracy by every answer that the method's model can give, if it can give more than one."""
+    names, server, data = federation.method.answer_names, federation.server, federation.data
+    if not names:
+        return {}
+    request = InferenceRequest("answers", server.registry.growths, server.weights)
+    rows = torch.cat([data.test.by_class[c] for c in seen])
+    scores = engine.infer(work, request, [ImageGroup("test", rows)])[0].unbind(dim=1)
+
+    def correct(answer: Tensor) -> float:
+        return accuracy(confusion(server.registry, data.test, data.classes, seen, lambda _: answer).numpy())
+
+    return {name: correct(answer) for name, answer in zip(names, scores, strict=True)}
 
 
 def _mean_losses(replies: Sequence[Reply]) -> dict[str, float]:

@@ -31,6 +31,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "lga", "inference": "nme"},
     {"name": "dytox", **SMALL["dytox"], "encoder": "network"},
     {"name": "bic", "keep_all": True},
+    {"name": "podnet", "inference": "gauss", "prior": 1.0},
+    {"name": "lga", "inference": "both", "prior": 1.0},
 ]
 # A transformer knows nothing of images, and learns from four times as many what a convolution begins with.
 LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 6, "batch": 16, "lr": 0.002}}
@@ -117,7 +119,7 @@ def test_has_a_line_for_the_list_and_documented_fields(name: str) -> None:
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_a_method_that_has_extras_says_when_they_are_collected(method: dict[str, Any]) -> None:
-    """Without it nobody would ask for them, and nothing would say so. What NearestMean does depends on `inference`."""
+    """Without it nobody would ask for them, and nothing would say so. `inference` may decide."""
     fields = {key: value for key, value in method.items() if key != "name"}
     chosen = METHODS[method["name"]](**fields)
     phases: list[tuple[Phase, str]] = [("begin", "begin_task"), ("finish", "finish_task")]
