@@ -44,6 +44,7 @@ class Table(Generic[T]):
         if name in self.builtin or (before is not None and _where(before) != _where(thing)):
             raise HoldfastError(f"there is a {self.kind} {name!r} already; choose another name")
         self.registered[name] = thing, self.check(name, thing)
+        allow(_place(thing))
 
     def find(self, name: str) -> T:
         """What this name stands for."""
@@ -63,8 +64,7 @@ class Table(Generic[T]):
         if name not in self.registered:
             return name
         thing = self.registered[name][0]
-        place = f"{_where(thing)[0]}:{_where(thing)[1]}"
-        return place if _importable(thing) else name
+        return _place(thing) if _importable(thing) else name
 
     def only_here(self, name: str) -> bool:
         """Is this known in this process alone, because a script or a notebook has registered it?"""
@@ -90,9 +90,7 @@ class Table(Generic[T]):
 
     def unknown(self, name: str) -> HoldfastError:
         names = [*self.builtin, *self.registered, *entry_points(group=self.group).names]
-        hint = nearest(name, names)
-        own = "" if hint.startswith("did") else ", or name your own as module:Class"
-        return HoldfastError(f"unknown {self.kind} {name!r}; {hint}{own}")
+        return HoldfastError(f"unknown {self.kind} {name!r}; {nearest(name, names)} (your own is named module:Class)")
 
     def _offer(self, name: str) -> EntryPoint:
         offers = {entry.value: entry for entry in entry_points(group=self.group, name=name)}
@@ -155,6 +153,10 @@ def _where(thing: Any) -> tuple[str, str]:
     """The module and the name of a class or function; of another object, its identity."""
     name = getattr(thing, "__qualname__", None)
     return (thing.__module__, name) if name else ("", str(id(thing)))
+
+
+def _place(thing: Any) -> str:
+    return ":".join(_where(thing))
 
 
 def _importable(thing: Any) -> bool:
