@@ -1,7 +1,7 @@
 """A method of your own, without touching Holdfast's files. Run this file, or use its class from a command in this folder:
 
-    python examples/own_method.py
-    holdfast run --dataset digits --tasks 5 --method own_method:Calm
+python examples/own_method.py
+holdfast run --dataset digits --tasks 5 --method own_method:Calm
 """
 
 from typing import ClassVar

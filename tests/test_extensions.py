@@ -233,9 +233,11 @@ def test_what_only_this_process_knows_keeps_to_one_process(
     with pytest.raises(HoldfastError, match="put it into its own file, or use run.engine=serial"):
         choose_engine(replace(config, run=replace(config.run, engine="pool")), data, federation)
     played({**small, "method": {"name": "calm"}})
-    with choose_engine(  # a built-in method does use workers
-        load_config({**small, "run": {"engine": "pool", "workers": 2}}), *federation_of(small)[1:]
-    ) as engine:
+    with (
+        choose_engine(  # a built-in method does use workers
+            load_config({**small, "run": {"engine": "pool", "workers": 2}}), *federation_of(small)[1:]
+        ) as engine
+    ):
         assert isinstance(engine, Pool)
 
 
