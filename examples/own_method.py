@@ -1,4 +1,4 @@
-"""A method of your own, without touching Holdfast's files. Run this file, or use its class from a command in this folder:
+"""A method of your own, without touching Holdfast's files. Run this file, or name its class in this folder:
 
 python examples/own_method.py
 holdfast run --dataset digits --tasks 5 --method own_method:Calm
@@ -36,8 +36,8 @@ class Calm(Method):
 
 
 SMALL = {
-    "data": {"name": "digits", "train_per_class": 80, "test_per_class": 30, "size": 16},
-    "plan": {"tasks": 2, "rounds": 3, "clients": 4, "join_per_task": 1, "selected": 3, "memory": 100},
+    "data": {"name": "digits", "train_per_class": 60, "test_per_class": 30, "size": 16},
+    "plan": {"tasks": 2, "rounds": 2, "clients": 4, "join_per_task": 1, "selected": 3, "memory": 100},
     "train": {"epochs": 2, "batch": 16},
 }
 

@@ -163,9 +163,9 @@ def test_what_is_wrong_with_a_backbone_is_one_sentence(thing: Any, says: str) ->
 
 
 def test_a_setting_without_effect_is_refused() -> None:
-    with pytest.raises(HoldfastError, match="model.width=32 has no effect on the backbone 'own'"):
+    with pytest.raises(HoldfastError, match=r"model\.width=32 has no effect on the backbone 'own'"):
         model(Map, width=32)
-    with pytest.raises(HoldfastError, match="model.norm=group has no effect"):
+    with pytest.raises(HoldfastError, match=r"model\.norm=group has no effect"):
         model(Map, norm="group")
     holdfast.register_backbone("wide", Vector)
     assert IncrementalModel(ModelSpec("wide", "batch", 16, width=32), torch_generator(0)).features == 32
