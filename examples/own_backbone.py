@@ -28,8 +28,8 @@ class Patches(nn.Module):
 
 SMALL = {
     "data": {"name": "digits", "train_per_class": 60, "test_per_class": 30, "size": 16},
-    "plan": {"tasks": 2, "rounds": 2, "clients": 4, "join_per_task": 1, "selected": 3, "memory": 100},
-    "train": {"epochs": 2, "batch": 16},
+    "plan": {"tasks": 2, "rounds": 3, "clients": 4, "join_per_task": 1, "selected": 3, "memory": 100},
+    "train": {"epochs": 3, "batch": 16},
     "method": {"name": "fedavg", "replay": True},
 }
 

@@ -1,7 +1,8 @@
-"""A method of your own, without touching Holdfast's files. Run this file, or name its class in this folder:
+"""A method of your own, without touching Holdfast's files. Run this file, or name its class in a command in this
+folder; in a config it is `name = "own_method:Calm"` in [method].
 
-python examples/own_method.py
-holdfast run --dataset digits --tasks 5 --method own_method:Calm
+    python examples/own_method.py
+    holdfast run --dataset digits --tasks 5 --method own_method:Calm
 """
 
 from typing import ClassVar

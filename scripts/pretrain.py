@@ -13,7 +13,7 @@ then, for three seeds each:
         fedavg[replay=true,model.name=resnet18,model.width=16,model.weights=runs/pretrained.safetensors]" \
         --seeds 2021,2022,2023 --out runs/pretrained
 
-It takes about 20 minutes of one core. It gives the same file again on the same machine."""
+The same command gives the same file again on the same machine."""
 
 import argparse
 import json
