@@ -91,15 +91,17 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     rest = dict(tree)
     method_fields = {"name": "fedavg", **_table("method", rest.pop("method", {}))}
     name = method_fields.pop("name")
-    allow(str(name))
-    method: Method = _build("method", METHOD_TABLE.find(str(name)), method_fields)
+    if not isinstance(name, str):
+        raise METHOD_TABLE.unknown(name)
+    allow(name)
+    method: Method = _build("method", METHOD_TABLE.find(name), method_fields)
     sections = {
         section: _build(section, kind, _table(section, rest.pop(section, {}))) for section, kind in SECTIONS.items()
     }
     for key in rest:
         if key not in TOP:
             raise HoldfastError(f"unknown setting {key!r}; {nearest(key, [*TOP, 'method', *SECTIONS])}")
-    stored = {"method": method, "method_name": METHOD_TABLE.stored_name(str(name))}
+    stored = {"method": method, "method_name": METHOD_TABLE.stored_name(name)}
     config: Config = _build("", Config, {**stored, **sections, **rest})
     return _resolve(config)
 

@@ -88,9 +88,11 @@ class Table(Generic[T]):
                 complain(str(error))
         return found
 
-    def unknown(self, name: str) -> HoldfastError:
+    def unknown(self, name: object) -> HoldfastError:
         names = [*self.builtin, *self.registered, *entry_points(group=self.group).names]
-        return HoldfastError(f"unknown {self.kind} {name!r}; {nearest(name, names)} (your own is named module:Class)")
+        return HoldfastError(
+            f"unknown {self.kind} {name!r}; {nearest(str(name), names)} (your own is named module:Class)"
+        )
 
     def _offer(self, name: str) -> EntryPoint:
         offers = {entry.value: entry for entry in entry_points(group=self.group, name=name)}

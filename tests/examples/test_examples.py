@@ -33,7 +33,7 @@ def test_the_own_method_forgets_less_than_averaging(tmp_path: Path) -> None:
 def test_the_own_backbone_learns_frozen_or_not(tmp_path: Path) -> None:
     accuracies = run("own_backbone.py", tmp_path)
     assert len(accuracies) == 2
-    assert min(accuracies) > 20  # chance is 10
+    assert min(accuracies) > 25  # chance is 10
 
 
 @pytest.mark.parametrize("name", ["own_method", "own_backbone"])
