@@ -12,13 +12,15 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from holdfast.data.settings import DataSettings
-from holdfast.data.sources import source_of
+from holdfast.data.sources import SOURCE_TABLE, source_of
 from holdfast.engines.settings import RunSettings
 from holdfast.errors import HoldfastError, nearest
-from holdfast.methods import METHODS
+from holdfast.extensions import allow
+from holdfast.files import sha256_of
+from holdfast.methods import METHOD_TABLE
 from holdfast.methods.base import Method
 from holdfast.methods.settings import TrainSettings
-from holdfast.models import BACKBONES
+from holdfast.models import BACKBONE_TABLE
 from holdfast.models.settings import ModelSettings
 from holdfast.protocol.enrolment import Preset
 from holdfast.settings import setting
@@ -32,6 +34,7 @@ class Config:
     """Everything that decides a run."""
 
     method: Method
+    method_name: str  # as other processes find its class
     seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(
         2021, "seed of the plan, the initial weights, batches and augmentation"
     )
@@ -63,8 +66,9 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
     per_method = _table("for", tree.pop("for", {}))
     own = {known: _table(f"for.{known}", values) for known, values in per_method.items()}
     for known, values in own.items():
-        if known not in METHODS:
-            raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {nearest(known, METHODS)}")
+        if not METHOD_TABLE.knows(known):
+            hint = nearest(known, METHOD_TABLE.all())
+            raise HoldfastError(f"unknown method {known!r} in table [for.{known}]; {hint}")
         wrong = [section for section in values if section not in ("method", *SECTIONS)]
         wrong += ["method.name"] * ("name" in _table("method", values.get("method", {})))
         if wrong:
@@ -87,27 +91,31 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     rest = dict(tree)
     method_fields = {"name": "fedavg", **_table("method", rest.pop("method", {}))}
     name = method_fields.pop("name")
-    if not isinstance(name, str) or name not in METHODS:
-        raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
-    method: Method = _build("method", METHODS[name], method_fields)
+    if not isinstance(name, str):
+        raise METHOD_TABLE.unknown(name)
+    allow(name)
+    method: Method = _build("method", METHOD_TABLE.find(name), method_fields)
     sections = {
         section: _build(section, kind, _table(section, rest.pop(section, {}))) for section, kind in SECTIONS.items()
     }
     for key in rest:
         if key not in TOP:
             raise HoldfastError(f"unknown setting {key!r}; {nearest(key, [*TOP, 'method', *SECTIONS])}")
-    config: Config = _build("", Config, {"method": method, **sections, **rest})
+    stored = {"method": method, "method_name": METHOD_TABLE.stored_name(name)}
+    config: Config = _build("", Config, {**stored, **sections, **rest})
     return _resolve(config)
 
 
 def _resolve(config: Config) -> Config:
     """Fills missing settings from the method's preset and the data set's defaults."""
+    for name in (config.data.name, config.model.name):
+        allow(name)
     source = source_of(config.data.name)
-    if config.model.name not in BACKBONES:
-        raise HoldfastError(
-            f"unknown backbone model.name={config.model.name!r}; {nearest(config.model.name, BACKBONES)}"
-        )
-    data = _fill(config.data, source.defaults)
+    BACKBONE_TABLE.find(config.model.name)
+    data = replace(_fill(config.data, source.defaults), name=SOURCE_TABLE.stored_name(config.data.name))
+    model = replace(config.model, name=BACKBONE_TABLE.stored_name(config.model.name))
+    if model.weights and not model.weights_sha256:
+        model = replace(model, weights_sha256=_sha256_of(model.weights))
     train = _fill(config.train, {"schedule": config.method.preset.schedule})
     steps = {"milestones", "gamma"}
     if train.schedule == "cosine" and (train.milestones is not None or train.gamma is not None):
@@ -119,7 +127,16 @@ def _resolve(config: Config) -> Config:
         for key, value in asdict(config.method.preset).items()
         if train.schedule == "steps" or key not in steps
     }
-    return replace(config, data=data, train=_fill(train, preset))
+    return replace(config, data=data, model=model, train=_fill(train, preset))
+
+
+def _sha256_of(weights: str) -> str:
+    try:
+        return sha256_of(Path(weights))
+    except OSError as error:
+        raise HoldfastError(
+            f"cannot read model.weights={weights!r}: {error.strerror}; give the path of a file"
+        ) from error
 
 
 def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
@@ -130,7 +147,7 @@ def _fill(settings: Any, defaults: Mapping[str, Any]) -> Any:
 def to_tree(config: Config) -> dict[str, Any]:
     """The config as nested plain values, without unset ones."""
     tree: dict[str, Any] = {key: getattr(config, key) for key in TOP}
-    tree["method"] = {"name": config.method.name, **_given(config.method)}
+    tree["method"] = {"name": config.method_name, **_given(config.method)}
     return {**tree, **{section: _given(getattr(config, section)) for section in SECTIONS}}
 
 
@@ -177,11 +194,12 @@ def describe() -> list[tuple[str, str, str]]:
         for key, info in _fields(kind):
             default = "(preset)" if key in PRESET else "" if info.default is None else _toml(info.default)
             rows.append((f"{section}.{key}", default, info.description or ""))
-    rows.append(("method.name", "fedavg", "method: " + ", ".join(METHODS)))
-    for name, cls in METHODS.items():
+    methods = METHOD_TABLE.all()
+    rows.append(("method.name", "fedavg", "method: " + ", ".join(methods) + ", or module:Class of your own"))
+    for name, cls in methods.items():
         for key, info in _fields(cls):
             default = "" if info.default is None else _toml(info.default)
-            rows.append((f"method.{key}", default, f"{name}: {info.description}"))
+            rows.append((f"method.{key}", default, f"{name}: {info.description or 'a setting of this method'}"))
     return rows
 
 

@@ -15,16 +15,20 @@ from rich.progress import Progress, TaskID, TextColumn
 
 from holdfast import __version__
 from holdfast.checkpoint import Checkpoints
+from holdfast.client.precision import check_precision
 from holdfast.config import Config, load_config, to_toml, to_tree
 from holdfast.data.decoding import cores
 from holdfast.data.images import DataSet
-from holdfast.data.sources import load_data
+from holdfast.data.sources import SOURCES, load_data
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, complain
 from holdfast.files import unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
-from holdfast.models.incremental import ModelSpec
+from holdfast.methods import METHOD_TABLE
+from holdfast.models import BACKBONE_TABLE
+from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.pretrained import Loaded, start_from
 from holdfast.models.stored import write_model
 from holdfast.models.transform import Transform
 from holdfast.progress import progress_bar
@@ -115,7 +119,7 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
             checkpoints = Checkpoints(folder)
             counts = _run(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)
-            result = summarise(_named(config, data), plan, data.classes, read_record(folder), counts)
+            result = summarise(_named(config, data, federation.loaded), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
             _draw_prototypes(federation, folder / "prototypes.png")
             _draw_exemplars(federation, folder / "exemplars.png")
@@ -150,7 +154,9 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     """Server, teacher selector and clients."""
     device = choose_device(config.run.device)
     setup = selector_setup(config, data, device)
+    check_precision(config.run.precision, device)
     model = config.method.build_model(setup.spec, torch_generator(config.seed, "model")).to(device)
+    loaded = _load_weights(config, model)
     train = config.train
     enrolment = Enrolment(
         client=0,
@@ -171,6 +177,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         config.plan.growth,
         config.plan.observe,
         device,
+        loaded,
     )
 
 
@@ -178,12 +185,23 @@ def training_of(config: Config) -> Training:
     """Local training as clients are told of it."""
     given = {field.name: getattr(config.train, field.name) for field in fields(Preset)}
     optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
-    return Training(config.train.epochs, config.train.batch, optimiser)
+    return Training(config.train.epochs, config.train.batch, optimiser, config.run.precision)
+
+
+def _load_weights(config: Config, model: IncrementalModel) -> Loaded | None:
+    """Starts the backbone from `model.weights`, if that is given."""
+    settings = config.model
+    if settings.weights is None:
+        return None
+    if model.trunk is None:
+        raise HoldfastError(f"{config.method.label} does not use the backbone {settings.name}; leave model.weights out")
+    return start_from(model.trunk, Path(settings.weights), settings.weights_sha256)
 
 
 def selector_setup(config: Config, data: DataSet, device: torch.device) -> SelectorSetup:
     """The inputs from which a teacher selector is built."""
-    spec = ModelSpec(config.model.name, config.model.norm, data.size, config.model.width)
+    settings = config.model
+    spec = ModelSpec(settings.name, settings.norm, data.size, settings.width, settings.freeze)
     return SelectorSetup(spec, Transform(data.mean, data.std, data.flip), len(data.classes), config.seed, device)
 
 
@@ -193,6 +211,11 @@ def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engi
     devices = _gpus(config.run.device) if device.type == "cuda" else ["cpu"]
     workers = workers_of(config, federation.plan, len(devices))
     if config.run.engine == "auto" and not _worth_a_pool(federation):
+        workers = 0
+    if workers and (alone := _only_here(config)):
+        if config.run.engine == "pool":
+            raise HoldfastError(f"run.engine=pool, but {alone}; put it into its own file, or use run.engine=serial")
+        complain(f"{alone}, so one process computes this run; put it into its own file for a pool of workers")
         workers = 0
     if device.type == "cpu":
         _check_memory(memory_needed(config, data, federation.plan), workers)
@@ -224,6 +247,14 @@ def _check_memory(memory: Memory, workers: int) -> None:
         f"this run needs about {needed / 1e9:.1f} GB of memory with {max(workers, 1)} worker processes, and this "
         f"machine has {there / 1e9:.1f}; {helps}"
     )
+
+
+def _only_here(config: Config) -> str:
+    """Why worker processes cannot compute this run; empty if they can."""
+    for table, name in ((METHOD_TABLE, config.method_name), (BACKBONE_TABLE, config.model.name)):
+        if table.only_here(name):
+            return f"the {table.kind} {name!r} is defined in a script or notebook, where no worker process finds it"
+    return ""
 
 
 def pool_of(federation: Federation, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> Pool:
@@ -263,7 +294,10 @@ def _identity(config: Config) -> dict[str, Any]:
     """All settings that decide a run's result: everything except where it is computed and what is shown of it. A
     setting that was added later counts only if it differs from its default, so that older runs keep their names."""
     tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
-    for section, newer in newer_settings(config.method.name).items():
+    tree["model"].pop("weights", None)  # its SHA-256 stands for it, wherever the file is
+    if config.run.precision != "fp32":
+        tree["run"] = {"precision": config.run.precision}
+    for section, newer in newer_settings(config.method_name).items():
         tree[section] = {k: value for k, value in tree[section].items() if k not in newer or newer[k] != value}
     return tree
 
@@ -274,7 +308,7 @@ def _digest(tree: dict[str, Any]) -> str:
 
 def own_images(config: Config) -> bool:
     """Are these a user's own images, which may change at any time?"""
-    return config.data.name.partition(":")[0] == "folder"
+    return config.data.name.partition(":")[0] == "folder" or config.data.name not in SOURCES
 
 
 def _same_data(folder: Path, data: DataSet) -> None:
@@ -289,7 +323,7 @@ def _same_data(folder: Path, data: DataSet) -> None:
         )
 
 
-def _named(config: Config, data: DataSet) -> dict[str, Any]:
+def _named(config: Config, data: DataSet, loaded: Loaded | None) -> dict[str, Any]:
     """The fields of a result that identify its run."""
     same = {key: value for key, value in _identity(config).items() if key != "seed"}
     return {
@@ -299,6 +333,7 @@ def _named(config: Config, data: DataSet) -> dict[str, Any]:
         "dataset": config.data.name,
         "seed": config.seed,
         "machine": machine_of(choose_device(config.run.device)),
+        "weights": loaded.to_json() if loaded else None,
     }
 
 
@@ -347,6 +382,8 @@ def _run(
     with Record(folder, done, checkpoints.record) as record, view as bar:
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)
+        if federation.loaded:
+            bar.console.print(federation.loaded.sentence, highlight=False, markup=False, emoji=False)
         if done:
             bar.console.print(f"{name}: continuing after round {done} of {plan.rounds}", highlight=False)
         clients = [len(chosen) for chosen in plan.selected]

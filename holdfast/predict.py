@@ -9,6 +9,7 @@ import torch
 
 from holdfast.config import load_config
 from holdfast.data.decode import decode_image
+from holdfast.extensions import allow
 from holdfast.methods.base import Method
 from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
 from holdfast.models.passes import CHUNK
@@ -52,6 +53,7 @@ def _load(file: Path) -> tuple[Method, IncrementalModel, Transform, dict[str, An
     weights, facts = read_model(file)
     try:
         method = load_config({"method": facts["method"]}).method
+        allow(facts["backbone"])
         spec = ModelSpec(
             facts["backbone"], facts["norm"], facts["image_size"], facts.get("width", 64)
         )  # older models: 64

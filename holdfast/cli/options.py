@@ -13,8 +13,10 @@ ConfigFile = Annotated[
     Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)
 ]
 RunFolder = Annotated[Path, typer.Argument(help="the folder of a finished run", show_default=False)]
-MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`")]
-DataName = Annotated[str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES) + ":<path>")]
+MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`; module:Class for your own")]
+DataName = Annotated[
+    str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES) + ":<path>, or see `holdfast data list`")
+]
 Tasks = Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")]
 Seed = Annotated[int | None, typer.Option(help="the seed of all random choices")]
 Sets = Annotated[

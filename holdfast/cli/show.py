@@ -11,9 +11,10 @@ from holdfast.cli.console import out
 from holdfast.cli.options import Json, RunFolder, a_png
 from holdfast.cli.results import ARCHIVES, REFERENCE
 from holdfast.config import Metrics, describe
-from holdfast.data.sources import SOURCES
+from holdfast.data.sources import SOURCE_TABLE
 from holdfast.errors import HoldfastError
-from holdfast.methods import METHODS
+from holdfast.methods import METHOD_TABLE
+from holdfast.models import BACKBONE_TABLE, BACKBONES
 from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves
@@ -86,10 +87,11 @@ def predict(
 
 def methods(as_json: Json = False) -> None:
     """List the methods, one line each."""
+    known = METHOD_TABLE.all()
     if as_json:
-        print(json.dumps({name: cls.about for name, cls in METHODS.items()}))
+        print(json.dumps({name: cls.about for name, cls in known.items()}))
     else:
-        out.print(rows_table("", ["method", "what it is"], [[name, cls.about] for name, cls in METHODS.items()]))
+        out.print(rows_table("", ["method", "what it is"], [[name, cls.about] for name, cls in known.items()]))
 
 
 def settings(as_json: Json = False) -> None:
@@ -99,7 +101,10 @@ def settings(as_json: Json = False) -> None:
         return
     out.print(rows_table("", ["setting", "default", "what it is"], describe()))
     out.print("(preset): the method's default. A table \\[for.<method>] in a config is for that method only.")
-    out.print(rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in SOURCES.items()]))
+    sources = SOURCE_TABLE.all().items()
+    out.print(rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in sources]))
+    if own := [name for name in BACKBONE_TABLE.all() if name not in BACKBONES]:
+        out.print(f"further backbones for model.name: {', '.join(own)}", highlight=False)
 
 
 def metrics_of(folder: Path) -> Metrics:

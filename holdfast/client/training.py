@@ -6,10 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from holdfast.client.precision import check_precision, reduced, scaler_of, step
 from holdfast.client.prototypes import share_prototypes
 from holdfast.errors import HoldfastError
 from holdfast.losses import entropy
-from holdfast.methods.base import Method
+from holdfast.methods.base import Method, fixed_names
 from holdfast.methods.context import ClientContext, ImageSource, Stage
 from holdfast.models.encoder import GradientEncoder
 from holdfast.models.incremental import IncrementalModel, grow_to
@@ -18,7 +19,7 @@ from holdfast.protocol.codec import MalformedMessage, Weights
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import Inbox, InferenceRequest, Job, PrototypeShare, Reply
 from holdfast.protocol.state import ClientState
-from holdfast.seeding import torch_generator
+from holdfast.seeding import torch_generator, torch_seeded
 
 Outcome = tuple[ClientState, Reply, tuple[PrototypeShare, ...]]  # kept, for the global server, for the proxy
 
@@ -37,11 +38,16 @@ class ClientWork:
     ) -> None:
         self.enrolment, self.method, self.images, self.device = enrolment, method, images, device
         self.encoder, self.test = encoder, test
+        check_precision(enrolment.training.precision, device)
         self._buffers: dict[str, IncrementalModel] = {}
         self._asked: InferenceRequest | None = None  # whose model is in its buffer
 
     def __call__(self, state: ClientState, inbox: Inbox) -> Outcome:
         context = self.context(state, inbox)
+        with torch_seeded(context.generator("layers"), self.device):
+            return self._work(context, state, inbox)
+
+    def _work(self, context: ClientContext, state: ClientState, inbox: Inbox) -> Outcome:
         samples = len(context.everything)
         if not samples:
             return state, Reply(), ()
@@ -53,7 +59,7 @@ class ClientWork:
         count = 0
         for stage in self.method.stages(context):
             count += train(self.method, context, stage, sums)
-        fixed = self.method.fixed(context.model)
+        fixed = fixed_names(self.method, context.model)
         weights = {
             name: tensor.detach().clone() for name, tensor in context.model.state_dict().items() if name not in fixed
         }
@@ -118,16 +124,16 @@ class ClientWork:
 def train(method: Method, context: ClientContext, stage: Stage, sums: dict[str, Tensor]) -> int:
     """Runs a stage; adds each loss term to `sums` and returns the number of batches."""
     count = 0
+    precision, device = context.training.precision, context.device
+    scaler = scaler_of(precision, device)
     for epoch in range(stage.epochs):
         for group in stage.optimiser.param_groups:
             group["lr"] = stage.rate(epoch)
         for batch in stage.batches(epoch):
             stage.optimiser.zero_grad()
-            losses = method.loss(context, batch)
-            torch.stack(list(losses.values())).sum().backward()
-            if stage.clamp is not None:
-                torch.nn.utils.clip_grad_value_(context.model.parameters(), stage.clamp)
-            stage.optimiser.step()
+            with reduced(precision, device):
+                losses = method.loss(context, batch)
+            step(scaler, stage.optimiser, torch.stack(list(losses.values())).sum(), context.model, stage.clamp)
             count += 1
             for name, value in losses.items():
                 sums[name] = sums[name] + value.detach() if name in sums else value.detach()

@@ -1,6 +1,7 @@
 """Several clients in parallel: worker processes with one thread each, the longest work first."""
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -20,6 +21,7 @@ from torch import Tensor
 from holdfast.client.training import ClientWork, Outcome
 from holdfast.data.images import DataSet
 from holdfast.errors import HoldfastError
+from holdfast.extensions import import_paths
 from holdfast.models.passes import CHUNK
 from holdfast.protocol.codec import pack, unpack
 from holdfast.protocol.enrolment import Enrolment
@@ -98,6 +100,7 @@ class Pool:
         try:
             data.lay_out(self.folder)
             (self.folder / "enrolment").write_bytes(enrolment.to_bytes())
+            (self.folder / "path").write_text(json.dumps(list(import_paths())))
             if encoder is not None:
                 (self.folder / "encoder").write_bytes(encoder.to_bytes())
             for i in range(workers):

@@ -1,8 +1,10 @@
 """A worker process of the pool. It is enrolled like a client and then answers requests that come through its
 connection. All messages are safetensors and JSON."""
 
+import json
 import os
 import sys
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from holdfast.client.training import ClientWork
 from holdfast.data.images import DataSet
 from holdfast.engines.pool import DONE, FAILED, INFER
 from holdfast.errors import HoldfastError
+from holdfast.extensions import allow
 from holdfast.machine import one_thread
 from holdfast.methods import method_of
 from holdfast.protocol.codec import pack, unpack
@@ -38,11 +41,34 @@ def serve(connection: Connection, work: ClientWork) -> None:
                 state, reply, shares = work(ClientState.from_bytes(content), message)
                 parts = [state.to_bytes(), reply.to_bytes(), *(share.to_bytes() for share in shares)]
         except HoldfastError as error:
-            connection.send_bytes(FAILED)
-            connection.send_bytes(str(error).encode())
+            _fail(connection, str(error))
+            continue
+        except MemoryError:
+            raise  # another attempt may find more of it
+        except Exception as error:
+            traceback.print_exc()
+            _fail(connection, f"a worker process failed with {_sentence(error)}; the traceback is above")
             continue
         for part in (DONE, str(len(parts)).encode(), *parts):
             connection.send_bytes(part)
+
+
+def refuse(connection: Connection, reason: str) -> None:
+    """Answers the first request with the reason why this process cannot work."""
+    for _ in range(3):
+        connection.recv_bytes()
+    _fail(connection, reason)
+
+
+def _fail(connection: Connection, reason: str) -> None:
+    connection.send_bytes(FAILED)
+    connection.send_bytes(reason.encode())
+
+
+def _sentence(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).split("\n")[0]
+    return f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
 
 
 def _infer(work: ClientWork, request: InferenceRequest, content: bytes) -> bytes:
@@ -61,6 +87,9 @@ def _read(place: Path, kind: bytes) -> InferenceRequest | Inbox:
 def build_work(folder: Path, device: torch.device) -> ClientWork:
     """The clients' work, built from the files that the pool has written to this folder."""
     enrolment = Enrolment.from_bytes((folder / "enrolment").read_bytes())
+    sys.path[:] = json.loads((folder / "path").read_bytes())
+    for name in (str(enrolment.method.get("name")), enrolment.spec.backbone):
+        allow(name)  # the process that has started this one uses them too
     encoder = None
     if (folder / "encoder").exists():
         message = Encoder.from_bytes((folder / "encoder").read_bytes())
@@ -74,7 +103,12 @@ def main(handle: int) -> None:
     with one_thread(), Connection(handle) as connection:
         try:
             folder, device = Path(os.fsdecode(connection.recv_bytes())), connection.recv_bytes().decode()
-            serve(connection, build_work(folder, torch.device(device)))
+            try:
+                work = build_work(folder, torch.device(device))
+            except HoldfastError as error:
+                refuse(connection, str(error))
+                return
+            serve(connection, work)
         except (EOFError, ConnectionError, KeyboardInterrupt):
             return  # the run is over, or was stopped
 

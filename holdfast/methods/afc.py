@@ -71,14 +71,18 @@ class AFC(shared.ProxyMethod):
 def importance_sums(context: ClientContext, prior: Tensor | float = 0.0) -> dict[str, Tensor]:
     """Per stage, the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation mode.
     The authors use the gradients of a batch's mean loss, which are inversely proportional to the batch size: a client
-    with one image would dominate all others."""
+    with one image would dominate all others. The maps of frozen stages cannot change and are left out."""
     model = context.model.eval()
     assert isinstance(model, ImportantModel)
     model.requires_grad_(True)
-    sums = [torch.zeros_like(buffer) for buffer in model.importance]
+    sums: dict[str, Tensor] = {}
     for batch in context.batches(context.everything, 0):
         output = model(batch.images)
-        slopes = torch.autograd.grad(nca(model.scale * output.logits + prior, batch.labels), output.maps)
-        for total, slope in zip(sums, slopes, strict=True):
-            total += (len(slope) * slope).square().sum(dim=(0, 2, 3))
-    return {f"importance{stage}": total.cpu() for stage, total in enumerate(sums)}
+        maps = {f"importance{i}": stage for i, stage in enumerate(output.maps) if stage.requires_grad}
+        if not maps:
+            break
+        slopes = torch.autograd.grad(nca(model.scale * output.logits + prior, batch.labels), list(maps.values()))
+        for name, slope in zip(maps, slopes, strict=True):
+            found = (len(slope) * slope).square().sum(dim=(0, 2, 3))
+            sums[name] = sums[name] + found if name in sums else found
+    return {name: total.cpu() for name, total in sums.items()}

@@ -113,7 +113,7 @@ class Method:
         return None
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        """The names of the tensors that clients neither change nor send; by default none."""
+        """The names of the tensors that clients neither change nor send, beside frozen stages; by default none."""
         return frozenset()
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
@@ -150,3 +150,8 @@ class Method:
     def scores_are_logits(self) -> bool:
         """Does a softmax of the scores give class probabilities?"""
         return True
+
+
+def fixed_names(method: Method, model: IncrementalModel) -> frozenset[str]:
+    """The names of all tensors that clients neither change nor send: the method's, and those of frozen stages."""
+    return method.fixed(model) | model.frozen_names

@@ -11,6 +11,7 @@ from holdfast.methods.answers import SHRINK, InferenceChoice
 from holdfast.methods.base import Losses
 from holdfast.methods.context import Batch, ClientContext
 from holdfast.methods.shared import Replay, growth_weight
+from holdfast.models.incremental import IncrementalModel, ModelSpec, require_maps
 from holdfast.settings import STRICT
 
 
@@ -37,6 +38,12 @@ class Kelp(InferenceChoice, Replay):
     shrink: float = Field(
         default=SHRINK, ge=0.001, le=1, description="how far the covariance is moved towards the identity, a"
     )
+
+    def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        model = super().network(spec, rng)
+        if self.spatial:
+            require_maps(model, spec)
+        return model
 
     @property
     def shrinkage(self) -> float:

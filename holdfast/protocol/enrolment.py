@@ -31,6 +31,7 @@ class Training:
     epochs: int
     batch: int
     optimiser: Preset
+    precision: str = "fp32"  # or bf16, fp16: mixed precision on a GPU
 
     def rate(self, progress: float) -> float:
         """The learning rate when this fraction of the task is over."""
@@ -72,6 +73,7 @@ class Enrolment:
                 spec.text("norm"),
                 spec.integer("image_size", 1, MAX_IMAGE_SIZE),
                 spec.integer("width", 8, 1024),
+                spec.integer("freeze", 0, 1000),
             ),
             _transform(Facts("enrolment", facts.table("transform"))),
             Training(
@@ -85,6 +87,7 @@ class Enrolment:
                     optimiser.numbers("milestones"),
                     optimiser.number("gamma"),
                 ),
+                training.text("precision"),
             ),
             facts.integer("memory"),
             facts.integer("seed", most=2**63 - 1),

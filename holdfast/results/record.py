@@ -20,7 +20,7 @@ from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
-NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
+NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64, "freeze": 0}}
 # The same for fields of methods.
 NEWER_FIELDS: dict[str, dict[str, Any]] = {
     "fedavg": {"inference": "head", "prior": 0.0},
@@ -60,6 +60,7 @@ class Result:
     detection: dict[str, float | None] | None = None  # how well the clients' detectors worked
     curves: dict[str, list[float]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
     machine: str | None = None  # where it was computed: other machines may round differently
+    weights: dict[str, Any] | None = None  # model.weights: the file, its SHA-256, and what became of its tensors
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

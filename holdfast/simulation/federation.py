@@ -13,6 +13,7 @@ from holdfast.client.detector import detector_of
 from holdfast.client.training import ClientWork, Outcome
 from holdfast.data.images import DataSet
 from holdfast.methods.base import Method
+from holdfast.models.pretrained import Loaded
 from holdfast.protocol.codec import Weights
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import (
@@ -48,6 +49,7 @@ class Federation:
     growth: str = "schedule"  # or announce
     observe: str = "present"  # or selected
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    loaded: Loaded | None = None  # what became of the file of weights that the model starts from
 
     def __post_init__(self) -> None:
         self.population = Population(
