@@ -77,7 +77,7 @@ class Faults:
             return False
         if rule.clients is not None and client not in rule.clients:
             return False
-        path = ("faults", kind, round_index, *([attempt] if attempt else []))
+        path: tuple[str | int, ...] = ("faults", kind, round_index, *([attempt] if attempt else []))
         if rule.count is not None:
             chosen = [c for c in self.selected[round_index] if rule.clients is None or c in rule.clients]
             return client in draw(generator(self.seed, *path), chosen, rule.count)

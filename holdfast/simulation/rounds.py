@@ -94,7 +94,7 @@ def _run_round(
         replies = found.usable if len(found.replies) >= federation.quorum.least else []
         trained = [client for client, reply in replies if reply.weights]
     with clock("aggregate"):
-        require_update(found, any(reply.weights for reply in found.replies.values()), "update", round_index)
+        require_update(found, any(reply.weights for _, reply in found.usable), "update", round_index)
         outliers = server.aggregate(replies)
         refused += outliers
         left_out = {one.client for one in outliers if one.kind == "outlier"}
