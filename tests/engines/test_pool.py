@@ -66,7 +66,7 @@ def test_a_clients_failure_is_one_sentence_and_nothing_is_left_behind(small: dic
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
     pool = pool_of(federation, data, 2)
-    with pytest.raises(HoldfastError, match="no longer finite"), pool:
+    with pytest.raises(HoldfastError, match=r"no client.s update could be used in round \d: .*lower train\.lr"), pool:
         list(run_rounds(federation, pool))
     assert not Path(pool.folder).exists()
     assert all(worker.process.poll() is not None for worker in pool.workers)
