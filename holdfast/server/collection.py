@@ -96,6 +96,10 @@ def require_update(found: Collection, useful: bool, what: str, round_index: int)
         return
     first, others = found.unusable[0], len({one.client for one in found.unusable}) - 1
     more = f" (and {others} more)" if others else ""
-    hint = "" if first.kind in ("diverged", "crash") else "; lower train.lr or the method's own rates; the rounds before are in the record"
+    hint = (
+        ""
+        if first.kind in ("diverged", "crash")
+        else "; lower train.lr or the method's own rates; the rounds before are in the record"
+    )
     who = f"client {first.client}{more}"
     raise HoldfastError(f"no client's {what} could be used in round {round_index + 1}: {who}: {first.reason}{hint}")
