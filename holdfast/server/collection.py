@@ -96,10 +96,8 @@ def require_update(found: Collection, useful: bool, what: str, round_index: int)
         return
     first, others = found.unusable[0], len({one.client for one in found.unusable}) - 1
     more = f" (and {others} more)" if others else ""
-    hint = (
-        ""
-        if first.kind in ("diverged", "crash")
-        else "; lower train.lr or the method's own rates; the rounds before are in the record"
-    )
+    hint = "; lower train.lr or the method's own rates; the rounds before it are in the record"
+    if first.kind in ("diverged", *AGAIN):
+        hint = ""  # the reason says what to do
     who = f"client {first.client}{more}"
     raise HoldfastError(f"no client's {what} could be used in round {round_index + 1}: {who}: {first.reason}{hint}")
