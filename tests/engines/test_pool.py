@@ -16,7 +16,6 @@ from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, choose_engine, plan_of, pool_of
-from holdfast.protocol.messages import InferenceRequest
 from holdfast.simulation.engine import Engine
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.rounds import run_rounds
@@ -103,7 +102,6 @@ def test_a_client_whose_work_hangs_every_time_is_left_out(
     federation = build_federation(config, data, plan_of(config, data))
     victim = federation.plan.selected[0][0]
     with pool_of(federation, data, 1, timeout=1.0) as engine:
-        list(engine.infer(federation.work(), InferenceRequest("features", (), federation.server.weights), []))
         original = pool.Worker.take
 
         def stopping(worker: Any, index: int, place: Path, pieces: Any, timeout: float) -> None:
