@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 import reliability
 
+ROOT = Path(__file__).parents[1]
 SHORT: dict[str, Any] = {**reliability.TINY, "plan": {**reliability.TINY["plan"], "tasks": 2, "rounds": 1}}
 
 
