@@ -116,6 +116,8 @@ def _run_round(
         with clock("check"):
             admitted, refused_shares = selector.admit(model.growths, shares)
         judged = selector.judge(model, admitted)
+        if refused_shares:
+            judged["refused"] = judged.get("refused", 0) + len(refused_shares)
     with clock("evaluate"):
         seen = plan.seen(round_index)
         counts = _evaluate(federation, engine, work, seen)

@@ -126,7 +126,8 @@ def test_the_order_of_arrival_changes_no_bit(small: dict[str, Any]) -> None:
     assert figures(lines) == figures(again)
     duplicates = [one["client"] for one in again[0]["refused"] if one["kind"] == "duplicate"]
     assert set(duplicates) == set(again[0]["selected"])
-    assert again[0]["proxy"] == lines[0]["proxy"]
+    shared = sum(one["reason"].startswith("a second share") for one in again[0]["refused"])
+    assert again[0]["proxy"] == {**lines[0]["proxy"], "refused": shared}
 
 
 def test_what_comes_after_the_deadline_is_refused_by_its_round(small: dict[str, Any]) -> None:
