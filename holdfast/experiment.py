@@ -22,10 +22,12 @@ from holdfast.data.images import DataSet
 from holdfast.data.sources import SOURCES, load_data
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
+from holdfast.engines.settings import TIMEOUT
 from holdfast.errors import HoldfastError, complain
 from holdfast.files import unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
 from holdfast.methods import METHOD_TABLE
+from holdfast.methods.settings import TrainSettings, with_weighting
 from holdfast.models import BACKBONE_TABLE
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.models.pretrained import Loaded, start_from
@@ -48,13 +50,17 @@ from holdfast.results.record import (
 )
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
+from holdfast.server.aggregation import Aggregation
+from holdfast.server.collection import Quorum
 from holdfast.server.metrics import Counts
 from holdfast.server.server import Server
 from holdfast.simulation.engine import Engine
+from holdfast.simulation.faults import Faults
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.memory import Memory, machine_memory, memory_of
 from holdfast.simulation.plan import Plan, all_at_once, make_plan
 from holdfast.simulation.rounds import run_rounds
+from holdfast.simulation.settings import FaultSettings
 from holdfast.simulation.streams import plan_of_folders
 from holdfast.simulation.traffic import Bytes, traffic_of
 
@@ -166,18 +172,46 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         training=training_of(config),
         memory=config.plan.memory,
         seed=config.seed,
+        max_samples=config.plan.max_samples,
     )
+    if config.plan.quorum > min(map(len, plan.selected)):
+        raise HoldfastError(
+            f"plan.quorum={config.plan.quorum}, but a round has only {min(map(len, plan.selected))} clients; "
+            "lower it, or raise plan.selected or plan.over_select"
+        )
+    selector = build_selector(config.method, setup)
+    faults = None
+    if config.faults != FaultSettings():
+        deadline, size = config.plan.deadline, setup.spec.image_size
+        faults = Faults(config.faults, config.seed, plan.selected, deadline, selector.encoder, size)
     return Federation(
         plan,
         data,
         config.method,
         enrolment,
-        Server(model, config.seed, train.weighting),
-        build_selector(config.method, setup),
+        Server(model, config.seed, aggregation_of(train)),
+        selector,
         config.plan.growth,
         config.plan.observe,
         device,
         loaded,
+        Quorum(config.plan.quorum, config.plan.retries),
+        faults,
+    )
+
+
+def aggregation_of(train: TrainSettings) -> Aggregation:
+    """How the server aggregates, by the settings of a config."""
+    return Aggregation(
+        train.aggregator,
+        train.trim,
+        train.hostile,
+        train.outlier,
+        train.clip,
+        train.server_optimiser,
+        train.server_rate,
+        train.server_momentum,
+        train.server_beta,
     )
 
 
@@ -219,7 +253,7 @@ def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engi
         workers = 0
     if device.type == "cpu":
         _check_memory(memory_needed(config, data, federation.plan), workers)
-    return pool_of(federation, data, workers, devices) if workers else Serial()
+    return pool_of(federation, data, workers, devices, config.run.timeout) if workers else Serial()
 
 
 def workers_of(config: Config, plan: Plan, gpus: int = 1) -> int:
@@ -257,11 +291,17 @@ def _only_here(config: Config) -> str:
     return ""
 
 
-def pool_of(federation: Federation, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> Pool:
+def pool_of(
+    federation: Federation,
+    data: DataSet,
+    workers: int,
+    devices: Sequence[str] = ("cpu",),
+    timeout: float = TIMEOUT,
+) -> Pool:
     """Worker processes for this federation."""
     encoder = federation.selector.encoder
     message = Encoder(encoder.state_dict()) if encoder is not None else None
-    return Pool(federation.enrolment, data, workers, message, devices)
+    return Pool(federation.enrolment, data, workers, message, devices, federation.faults, timeout)
 
 
 def _worth_a_pool(federation: Federation) -> bool:
@@ -299,7 +339,8 @@ def _identity(config: Config) -> dict[str, Any]:
         tree["run"] = {"precision": config.run.precision}
     for section, newer in newer_settings(config.method_name).items():
         tree[section] = {k: value for k, value in tree[section].items() if k not in newer or newer[k] != value}
-    return tree
+    tree["train"] = with_weighting(tree["train"])
+    return {section: values for section, values in tree.items() if values != {}}
 
 
 def _digest(tree: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ from pydantic.dataclasses import dataclass
 
 from holdfast.settings import STRICT, setting
 
+TIMEOUT = 3600.0  # seconds
+
 
 @dataclass(frozen=True, config=STRICT)
 class RunSettings:
@@ -22,4 +24,7 @@ class RunSettings:
     )
     precision: Literal["fp32", "bf16", "fp16"] = setting(
         "fp32", "arithmetic of training on a GPU: fp32, or mixed with bf16 or fp16; it counts as part of the experiment"
+    )
+    timeout: Annotated[float, Field(gt=0)] = setting(
+        TIMEOUT, "seconds after which a worker that has not finished one client's work is replaced"
     )

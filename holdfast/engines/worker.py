@@ -4,7 +4,6 @@ connection. All messages are safetensors and JSON."""
 import json
 import os
 import sys
-import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from holdfast.client.client import encoder_of
 from holdfast.client.data import ClientImages
-from holdfast.client.training import ClientWork
+from holdfast.client.training import ClientWork, attempt
 from holdfast.data.images import DataSet
 from holdfast.engines.pool import DONE, FAILED, INFER
 from holdfast.errors import HoldfastError
@@ -21,8 +20,9 @@ from holdfast.machine import one_thread
 from holdfast.methods import method_of
 from holdfast.protocol.codec import pack, unpack
 from holdfast.protocol.enrolment import Enrolment
-from holdfast.protocol.messages import Encoder, Inbox, InferenceRequest, Job, Teachers
+from holdfast.protocol.messages import Encoder, Failure, Inbox, InferenceRequest, Job, Teachers
 from holdfast.protocol.state import ClientState
+from holdfast.simulation.faults import Faults
 
 
 def serve(connection: Connection, work: ClientWork) -> None:
@@ -38,16 +38,14 @@ def serve(connection: Connection, work: ClientWork) -> None:
                 parts = [_infer(work, message, content)]
             else:
                 assert message is not None
-                state, reply, shares = work(ClientState.from_bytes(content), message)
+                outcome = attempt(work, ClientState.from_bytes(content), message)
+                if isinstance(outcome, Failure):
+                    _fail(connection, outcome)
+                    continue
+                state, reply, shares = outcome
                 parts = [state.to_bytes(), reply.to_bytes(), *(share.to_bytes() for share in shares)]
         except HoldfastError as error:
-            _fail(connection, str(error))
-            continue
-        except MemoryError:
-            raise  # another attempt may find more of it
-        except Exception as error:
-            traceback.print_exc()
-            _fail(connection, f"a worker process failed with {_sentence(error)}; the traceback is above")
+            _fail(connection, Failure("crash", str(error)))
             continue
         for part in (DONE, str(len(parts)).encode(), *parts):
             connection.send_bytes(part)
@@ -57,18 +55,12 @@ def refuse(connection: Connection, reason: str) -> None:
     """Answers the first request with the reason why this process cannot work."""
     for _ in range(3):
         connection.recv_bytes()
-    _fail(connection, reason)
+    _fail(connection, Failure("crash", reason))
 
 
-def _fail(connection: Connection, reason: str) -> None:
+def _fail(connection: Connection, failure: Failure) -> None:
     connection.send_bytes(FAILED)
-    connection.send_bytes(reason.encode())
-
-
-def _sentence(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    text = str(error).split("\n")[0]
-    return f"{type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
+    connection.send_bytes(failure.to_bytes())
 
 
 def _infer(work: ClientWork, request: InferenceRequest, content: bytes) -> bytes:
@@ -96,7 +88,10 @@ def build_work(folder: Path, device: torch.device) -> ClientWork:
         encoder = encoder_of(message, enrolment.spec.image_size).to(device)
     data = DataSet.mapped(folder)
     train, test = (ClientImages(part, data.classes) for part in (data.train, data.test))
-    return ClientWork(enrolment, method_of(enrolment.method), train, device, encoder, test)
+    work = ClientWork(enrolment, method_of(enrolment.method), train, device, encoder, test)
+    if (folder / "faults").exists():
+        return Faults.from_bytes((folder / "faults").read_bytes()).within(work)
+    return work
 
 
 def main(handle: int) -> None:

@@ -12,9 +12,11 @@ from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
 from holdfast.methods.base import Losses
 from holdfast.methods.context import ClientContext
+from holdfast.methods.roles import ExtrasForm
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
-from holdfast.protocol.messages import Extras
+from holdfast.protocol.checks import Like
+from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
 
@@ -60,6 +62,16 @@ class AFC(shared.ProxyMethod):
         found = {**importance_sums(context, self.local_prior(context)), **(tuned.tensors if tuned else {})}
         return Extras("classifier and importances", found)
 
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        """As for PODNet, and sums of squares; without tuning and nearest-mean prediction only these come."""
+        form = super().extras_form(model, phase, most)
+        if phase == "begin" or form is None:
+            return form
+        sums = {f"importance{stage}": Like((channels,), least=0) for stage, channels in enumerate(model.channels)}
+        if self.inference != "head":
+            return ExtrasForm({**form.required, **sums}, form.optional)
+        return ExtrasForm(sums, {**form.required, **form.optional})
+
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         super().merge(model, extras, seed, round_index)
         for name in (name for e in extras[:1] for name in e.tensors if name.startswith("importance")):
@@ -71,18 +83,17 @@ class AFC(shared.ProxyMethod):
 def importance_sums(context: ClientContext, prior: Tensor | float = 0.0) -> dict[str, Tensor]:
     """Per stage, the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation mode.
     The authors use the gradients of a batch's mean loss, which are inversely proportional to the batch size: a client
-    with one image would dominate all others. The maps of frozen stages cannot change and are left out."""
+    with one image would dominate all others. The maps of frozen stages cannot change: theirs are zero."""
     model = context.model.eval()
     assert isinstance(model, ImportantModel)
     model.requires_grad_(True)
-    sums: dict[str, Tensor] = {}
+    sums = {f"importance{stage}": torch.zeros_like(buffer) for stage, buffer in enumerate(model.importance)}
     for batch in context.batches(context.everything, 0):
         output = model(batch.images)
         maps = {f"importance{i}": stage for i, stage in enumerate(output.maps) if stage.requires_grad}
         if not maps:
             break
-        slopes = torch.autograd.grad(nca(model.scale * output.logits + prior, batch.labels), list(maps.values()))
-        for name, slope in zip(maps, slopes, strict=True):
-            found = (len(slope) * slope).square().sum(dim=(0, 2, 3))
-            sums[name] = sums[name] + found if name in sums else found
+        loss = nca(model.scale * output.logits + prior, batch.labels)
+        for name, slope in zip(maps, torch.autograd.grad(loss, list(maps.values())), strict=True):
+            sums[name] += (len(slope) * slope).square().sum(dim=(0, 2, 3))
     return {name: total.cpu() for name, total in sums.items()}

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from holdfast.methods.base import Method
 from holdfast.methods.context import ClientContext
+from holdfast.methods.roles import ExtrasForm
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.protocol.checks import Like
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
@@ -57,6 +59,27 @@ def scatter_sums(features: Tensor, labels: Tensor, classes: int) -> dict[str, Te
     apart = features - (sums / counts.clamp(min=1)[:, None])[labels]
     scatter = (apart / counts[labels, None]).T @ apart
     return {"sums": sums.float(), "counts": counts, "scatter": scatter.float(), "spread": (counts > 1).sum()}
+
+
+def class_sums_form(model: IncrementalModel, most: int) -> dict[str, Like]:
+    """What `class_sums` of a client with at most `most` images look like: two unit vectors per image at most."""
+    classes = sum(model.growths)
+    return {
+        "sums": Like((classes, model.features), least=-2 * most, most=2 * most),
+        "counts": Like((classes,), torch.int64, 0, most),
+    }
+
+
+def gaussian_sums_form(model: IncrementalModel, most: int) -> dict[str, Like]:
+    """The same of `gaussian_sums`, whose counts have mirror images too. Two unit vectors differ by 2 at most, so an
+    entry of a class's covariance is 4 at most."""
+    classes, width = sum(model.growths), model.features
+    return {
+        "sums": Like((classes, width), least=-2 * most, most=2 * most),
+        "counts": Like((classes,), torch.int64, 0, 2 * most),
+        "scatter": Like((width, width), least=-4 * classes, most=4 * classes),
+        "spread": Like((), torch.int64, 0, classes),
+    }
 
 
 # what the server makes of it
@@ -122,6 +145,15 @@ class InferenceChoice(Method):
         if self.inference == "nme":
             return class_sums(context, context.exemplars)
         return gaussian_sums(context, context.everything)
+
+    def sums_form(self, model: IncrementalModel, most: int) -> dict[str, Like]:
+        """What the sums look like that clients send for this answer; nothing for the head's."""
+        if self.inference == "head":
+            return {}
+        return class_sums_form(model, most) if self.inference == "nme" else gaussian_sums_form(model, most)
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        return ExtrasForm(self.sums_form(model, most))
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if not extras:

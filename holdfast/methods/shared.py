@@ -10,13 +10,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import nca
-from holdfast.methods.answers import InferenceChoice, class_means, class_sums
+from holdfast.methods.answers import InferenceChoice, class_means, class_sums, class_sums_form
 from holdfast.methods.base import CE, Losses, Method
 from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.prior import LocalPrior
-from holdfast.methods.roles import LastModel, TeacherSelection
+from holdfast.methods.roles import ExtrasForm, LastModel, TeacherSelection
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.protocol.checks import Like
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
@@ -106,7 +107,7 @@ def tuned_classifier(
 
 def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None:
     """Averages all proxies over the clients that tuned them, weighted by the numbers of exemplars."""
-    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors)]
+    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors) and e.tensors["images"] > 0]
     for name in (name for name in (tuned[0].tensors if tuned else ()) if name.startswith("blocks.")):
         model.get_parameter(name).data.copy_(mean_of(tuned, name))
 
@@ -144,6 +145,14 @@ class ProxyMethod(LocalPrior, InferenceChoice, Replay):
         if self.inference != "head" and (sums := super().finish_task(context)):
             found |= sums.tensors
         return Extras("classifier", {**found, "images": torch.tensor(len(context.exemplars))}) if found else None
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        if phase == "begin":
+            return ExtrasForm(class_sums_form(model, most))
+        assert isinstance(model, ProxyModel)
+        required = self.sums_form(model, most)
+        tuned = {f"blocks.{i}.weight": Like(tuple(weight.shape)) for i, weight in enumerate(model.proxies)}
+        return ExtrasForm({**required, "images": Like((), torch.int64, 0, most)}, tuned)
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if not extras or extras[0].kind == "class sums":

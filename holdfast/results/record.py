@@ -15,12 +15,24 @@ from pydantic.dataclasses import dataclass
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
+from holdfast.methods.settings import with_aggregator
 from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
-NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64, "freeze": 0}}
+NEWER: Tree = {
+    "plan": {"observe": "present", "max_samples": 1_000_000, "quorum": 1, "retries": 2, "over_select": 0},
+    "model": {"width": 64, "freeze": 0},
+    "train": {
+        "trim": 0.2,
+        "hostile": 1,
+        "clip": False,
+        "server_optimiser": "none",
+        "server_momentum": 0.9,
+        "server_beta": 0.99,
+    },
+}
 # The same for fields of methods.
 NEWER_FIELDS: dict[str, dict[str, Any]] = {
     "fedavg": {"inference": "head", "prior": 0.0},
@@ -163,7 +175,8 @@ def read_config(run: Path) -> Tree | None:
 def complete(tree: Tree) -> Tree:
     """The settings of a run, with those that were added later as the run had them."""
     newer = newer_settings(tree["method"].get("name"))
-    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
+    filled = {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
+    return {**filled, "train": with_aggregator({"weighting": "uniform", **filled["train"]})}
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:
