@@ -127,7 +127,7 @@ def test_an_error_in_one_clients_work_is_that_clients_failure(small: dict[str, A
     assert all(torch.equal(tensor, pooled.server.weights[name]) for name, tensor in serial.server.weights.items())
     for line in lines:
         assert [one["kind"] for one in line["refused"]] == ["crash"] * line["attempts"]
-        assert "RuntimeError: a fault of the config" in line["refused"][0]["reason"]
+        assert "a fault of the config" in line["refused"][0]["reason"]
 
 
 def test_workers_that_die_again_and_again_end_the_run_in_one_sentence(
