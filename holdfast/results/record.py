@@ -1,6 +1,5 @@
 """The run folder: an append-only record, one line per round, and the result that is computed from it."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -8,19 +7,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import (
+    Any,
+    NotRequired,  # pydantic needs these for Python 3.11
+)
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
+from holdfast.locks import lock_file
 from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
 NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
+
+
+class WorstClient(TypedDict):
+    """The client with the lowest accuracy on the classes it has held."""
+
+    client: int
+    accuracy: float
+    name: NotRequired[str]  # results of older versions have none
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,7 @@ class Result:
     forgetting: float | None  # None with a single task
     macro_f1: float
     macro_recall: float
-    worst_client: dict[str, float]  # client, accuracy: on the classes it has held
+    worst_client: WorstClient
     group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
     bytes: dict[str, dict[str, int]]  # channel -> kind -> bytes; older runs lack kinds that were added later
     seconds: dict[str, float]  # phase -> seconds
@@ -59,7 +71,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Keeps a second process out of a run's folder while this one writes to it; a killed process releases it."""
     with open(folder / ".lock", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock, wait=False)
         except OSError as error:
             raise HoldfastError(
                 f"{folder} is being written by another process; wait for it, or choose another folder"

@@ -118,9 +118,14 @@ class Wiretap(SeparateClients):
     def _save_all(self) -> None:
         """Clients stay; that they can be saved is another test's affair."""
 
-    def open_round(self, *arguments: Any) -> Any:
+    def announce(self, class_list: Any) -> Any:
         self.rounds.append([])
-        return super().open_round(*arguments)
+        return super().announce(class_list)
+
+    def open_round(self, broadcast: Any, *arguments: Any) -> Any:
+        if len(self.rounds) == broadcast.round_index:
+            self.rounds.append([])
+        return super().open_round(broadcast, *arguments)
 
     def _join(self, number: int) -> None:
         super()._join(number)
