@@ -174,16 +174,23 @@ def tasks_setting(text: str) -> tuple[str, Any]:
     return parse_setting(f"plan.tasks=[{text}]" if "," in text and "[" not in text else f"plan.tasks={text}")
 
 
-def describe() -> list[tuple[str, str, str]]:
-    """Every setting: its dotted name, its default and its description."""
+def describe(method: str | None = None) -> list[tuple[str, str, str]]:
+    """Every setting: its dotted name, its default and its description. For a method, only those that it has, with its
+    own presets."""
+    if method is not None and method not in METHODS:
+        raise HoldfastError(f"unknown method {method!r}; {nearest(method, METHODS)}")
+    preset = asdict(METHODS[method]().preset) if method else {}
+    if preset.get("schedule") == "cosine":
+        preset |= dict.fromkeys(("milestones", "gamma"))
     rows = [(key, _toml(info.default), str(info.description)) for key, info in _fields(Config) if key in TOP]
     for section, kind in SECTIONS.items():
         for key, info in _fields(kind):
-            default = "(preset)" if key in PRESET else "" if info.default is None else _toml(info.default)
+            own = "(preset)" if key not in preset else "" if preset[key] is None else _toml(preset[key])
+            default = own if key in PRESET else "" if info.default is None else _toml(info.default)
             rows.append((f"{section}.{key}", default, info.description or ""))
     rows.append(("method.name", "fedavg", "method: " + ", ".join(METHODS)))
     for name, cls in METHODS.items():
-        for key, info in _fields(cls):
+        for key, info in _fields(cls) if method in (None, name) else []:
             default = "" if info.default is None else _toml(info.default)
             rows.append((f"method.{key}", default, f"{name}: {info.description}"))
     return rows

@@ -39,6 +39,7 @@ from holdfast.server.metrics import Counts
 from holdfast.server.server import Server
 from holdfast.simulation.engine import Engine
 from holdfast.simulation.federation import Federation
+from holdfast.simulation.outlook import outlook
 from holdfast.simulation.plan import Plan, all_at_once, make_plan
 from holdfast.simulation.rounds import run_rounds
 from holdfast.simulation.streams import plan_of_folders
@@ -150,7 +151,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         method=to_tree(config)["method"],
         spec=setup.spec,
         transform=setup.transform,
-        training=Training(train.epochs, train.batch, optimiser),
+        training=Training(train.epochs, train.batch_size, optimiser),
         memory=config.plan.memory,
         seed=config.seed,
     )
@@ -323,6 +324,8 @@ def _run(
     with Record(folder, done, checkpoints.record) as record, view as bar:
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)
+        if not done and not overall:
+            bar.console.print(f"{name}: {_outlook(config, data, federation)}", highlight=False, soft_wrap=True)
         if done:
             bar.console.print(f"{name}: continuing after round {done} of {plan.rounds}", highlight=False)
         clients = [len(chosen) for chosen in plan.selected]
@@ -349,6 +352,13 @@ def _run(
             bar.remove_task(task)
     assert counts is not None
     return counts
+
+
+def _outlook(config: Config, data: DataSet, federation: Federation) -> str:
+    text = outlook(federation.plan, data, federation.enrolment.training)
+    unsaid = own_images(config) and config.data.flip is None
+    hint = "; images are not mirrored: if left and right do not matter, set data.flip=true"
+    return text + hint * unsaid
 
 
 def _note(line: Mapping[str, Any], plan: Plan) -> str:

@@ -20,11 +20,13 @@ from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
 from holdfast.files import write_atomic
+from holdfast.model_export import write_card, write_onnx
 from holdfast.paper import published as paper
 from holdfast.paper.items import ITEMS, Experiment, Scale
 from holdfast.paper.tables import Found
 from holdfast.reproduce import config_of, page_of, passes
 from holdfast.results import comparison
+from holdfast.results.archive import split_address
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
@@ -245,24 +247,39 @@ def report(
 
 
 def export(
-    runs: Annotated[
-        list[Path], typer.Argument(help=f"folders of finished runs, folders that hold them, or {ARCHIVES}")
-    ],
-    to: Annotated[Path, typer.Option("--out", help="the folder to write to: one file or folder per run")],
-    form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
+    runs: Annotated[list[Path], typer.Argument(help=f"folders of runs, folders that hold them, or {ARCHIVES}")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="the folder to write to; for one run's model: the run's")
+    ] = None,
+    form: Annotated[
+        Literal["csv", "tensorboard", "onnx", "card"],
+        typer.Option("--format", help="the record as csv or tensorboard; the model as onnx, with its card; the card"),
+    ] = "csv",
     as_json: Json = False,
 ) -> None:
-    """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
+    """Write the record of runs for a spreadsheet or for TensorBoard, or their models for other programs."""
     found = [run.resolve() for run in runs_in(runs)]
     names = _file_names(found)
+    of_model = form in ("onnx", "card")
+    if to is None:
+        if not of_model or len(found) > 1 or split_address(found[0]):
+            raise HoldfastError("name the folder to write to with --out")
+        to, names = found[0], ["model"]
     for name in names:
         check_folder(to / name if form == "tensorboard" else to)
     to.mkdir(parents=True, exist_ok=True)
-    files = []
-    for run, name in zip(found, names, strict=True):
-        if form == "csv":
-            write_csv(run, to / f"{name}.csv")
-        files.append(to / f"{name}.csv" if form == "csv" else write_events(run, to / name))
+    files: list[Path] = []
+    with finished_parts(found, with_model=form == "onnx") as parts:
+        for run, name in zip(parts, names, strict=True):
+            if form == "csv":
+                write_csv(run, to / f"{name}.csv")
+                files.append(to / f"{name}.csv")
+            elif form == "tensorboard":
+                files.append(write_events(run, to / name))
+            if form == "onnx":
+                files.append(write_onnx(run, to / f"{name}.onnx"))
+            if of_model:
+                files.append(write_card(run, to / f"{name}.md", name))
     print(json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files)))
 
 

@@ -16,6 +16,7 @@ from holdfast.data.sources import SOURCES
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 from holdfast.methods import METHODS
+from holdfast.methods.sends import sends, sends_line
 from holdfast.predict import Guess
 from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves
@@ -111,21 +112,29 @@ def predict(
 
 
 def methods(as_json: Json = False) -> None:
-    """List the methods, one line each."""
+    """List the methods: what each is, and what its clients send to whom, with its default settings."""
     if as_json:
-        print(json.dumps({name: cls.about for name, cls in METHODS.items()}))
-    else:
-        out.print(rows_table("", ["method", "what it is"], [[name, cls.about] for name, cls in METHODS.items()]))
-
-
-def settings(as_json: Json = False) -> None:
-    """List every setting with its default."""
-    if as_json:
-        print(json.dumps([dict(zip(("setting", "default", "about"), row, strict=True)) for row in describe()]))
+        print(json.dumps({name: {"about": cls.about, "sends": sends(cls())} for name, cls in METHODS.items()}))
         return
-    out.print(rows_table("", ["setting", "default", "what it is"], describe()))
+    rows = [[name, cls.about, sends_line(cls())] for name, cls in METHODS.items()]
+    out.print(rows_table("", ["method", "what it is", "what its clients send"], rows))
+
+
+def settings(
+    method: Annotated[str | None, typer.Option(help="only the settings that apply to this method")] = None,
+    as_json: Json = False,
+) -> None:
+    """List every setting with its default."""
+    rows = describe(method)
+    if as_json:
+        print(json.dumps([dict(zip(("setting", "default", "about"), row, strict=True)) for row in rows]))
+        return
+    out.print(rows_table("", ["setting", "default", "what it is"], rows))
     out.print("(preset): the method's default. A table \\[for.<method>] in a config is for that method only.")
-    out.print(rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in SOURCES.items()]))
+    if method is None:
+        out.print(
+            rows_table("", ["data set", "what it is"], [[name, source.about] for name, source in SOURCES.items()])
+        )
 
 
 def metrics_of(folder: Path) -> Metrics:

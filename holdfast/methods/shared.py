@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,8 @@ class NearestMean(Replay):
     features under the new global model and their number; the server adds them up. A class that none of these clients
     holds keeps its previous mean. A class without any mean (new during a task, or never held by these clients) is
     predicted if the head predicts it."""
+
+    extras_are: ClassVar[str] = "class sums"
 
     inference: Literal["head", "nme"] = Field(
         default="head", description="prediction by the head, or by the nearest mean of exemplars (nme)"
@@ -174,6 +176,8 @@ def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None
 @dataclass(frozen=True, config=STRICT)
 class ProxyMethod(NearestMean):
     """What PODNet and AFC, which uses PODNet's classifier, have in common."""
+
+    extras_are: ClassVar[str] = "class sums and classifier"
 
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
     tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +77,11 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
             f"on the proxy's channel: {teachers:.1f} MB of teachers, {shares:.2f} MB of prototypes"
             f"{part}, {encoder:.1f} MB of encoders{models}"
         )
+    if at_chance(result):
+        lines.append(
+            f"this is no better than chance ({percent(1 / len(result.classes))} %): try more rounds (plan.rounds), a "
+            "lower train.lr, smaller batches (train.batch), or a method with a memory (docs/choosing.md)"
+        )
     if found := detected(result):
         lines.append(
             f"new classes noticed at once {found['hits']:.0f} of {found['transitions']:.0f} times, late "
@@ -83,6 +89,12 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
             f"{found['client_rounds']:.0f} client-rounds"
         )
     return lines
+
+
+def at_chance(result: Result) -> bool:
+    """Is the accuracy at the end within two standard errors of guessing?"""
+    chance, images = 1 / len(result.classes), sum(map(sum, result.confusion))
+    return bool(result.last_accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / images))
 
 
 def detected(result: Result) -> dict[str, Any] | None:
