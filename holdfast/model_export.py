@@ -155,6 +155,6 @@ def _use(config: Mapping[str, Any]) -> str:
         f"Input: the centre square of an image, {size} pixels wide, red, green and blue from 0 to 255. "
         "`holdfast predict RUN images/ --csv answers.csv` does all of it; the ONNX file takes pixels as they are.\n\n"
         "The figures hold for images like the test images. The model always names one of its classes, also for an "
-        "image of something else. It has not been tested on other devices, sites or people, and it is no medical device: "
-        "test it on your own images before anybody relies on it.\n"
+        "image of something else. It has not been tested on other devices, sites or people, and it is no medical "
+        "device: test it on your own images before anybody relies on it.\n"
     )

@@ -1,5 +1,5 @@
-"""Adds to the site what its Markdown files lack: the benchmarks and the reproduced pages. As a program: writes the table
-of settings into docs/settings.md."""
+"""Adds to the site what its Markdown files lack: the benchmarks and the reproduced pages. As a program: writes the
+table of settings into docs/settings.md."""
 
 import re
 from pathlib import Path
