@@ -152,7 +152,8 @@ def test_compare_writes_where_out_says_and_compares_with_the_first(holdfast: Com
     config = tmp_path / "config.toml"
     config.write_text(
         '[data]\nname = "glyphs"\nclasses = 4\ntrain_per_class = 6\ntest_per_class = 4\nsize = 16\n'
-        "[plan]\ntasks = 2\nclients = 2\nmove_on = 1.0\njoin_per_task = 0\nselected = 2\nclass_share = 1.0\nrounds = 1\n[train]\nepochs = 1\n"
+        "[plan]\ntasks = 2\nclients = 2\nmove_on = 1.0\njoin_per_task = 0\nselected = 2\n"
+        "class_share = 1.0\nrounds = 1\n[train]\nepochs = 1\n"
     )
     words = ["compare", config, "--methods", "fedavg[replay=true],fedavg", "--seeds", "1"]
     code, out, _ = holdfast(*words, "--out", tmp_path / "runs", "--json")
