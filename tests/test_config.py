@@ -31,7 +31,7 @@ def test_flags_lie_over_the_methods_table_and_that_over_the_file(tmp_path: Path)
     joint = load_config(file, [("method.name", "joint"), ("train.batch", 4)])
     assert (joint.train.lr, joint.train.epochs, joint.train.batch) == (0.2, 7, 4)
     plain = load_config(file)
-    assert (plain.train.lr, plain.train.batch) == (0.3, 128)
+    assert (plain.train.lr, plain.train.batch) == (0.3, "auto")
     assert plain.method.keeps_memory
 
 
