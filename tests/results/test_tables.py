@@ -119,13 +119,15 @@ def test_words_are_printed_as_they_are(word: str) -> None:
 
 
 def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> None:
-    assert len(result_lines(result(last_accuracy=0.9))) == 3
+    learned = {"last_accuracy": 0.9, "confusion": [[25 * (i == j) for j in range(5)] for i in range(4)]}
+    assert len(result_lines(result(**learned))) == 3
+    assert "no better than chance (25.0 %)" in result_lines(result(**{**learned, "last_accuracy": 0.33}))[3]
     sent = {
         "server": {"down": 2_000_000, "up": 1_000_000},
         "proxy": {"encoder": 100_000, "teachers": 4_000_000, "shares": 5_000},
     }
     found = {"transitions": 10, "hits": 9, "late": 1, "never": 0, "mean_delay": 0.3, "false_alarms": 2}
-    lines = result_lines(result(last_accuracy=0.9, bytes=sent, detection={**found, "client_rounds": 60}))
+    lines = result_lines(result(**learned, bytes=sent, detection={**found, "client_rounds": 60}))
     assert "4.0 MB of teachers, 0.01 MB of prototypes (0.50% of the models sent back), 0.1 MB of encoders" in lines[3]
     assert "noticed at once 9 of 10 times, late 1; false alarms in 2 of 60 client-rounds" in lines[4]
     sent["server"]["up"] = 0  # nobody was selected who had anything to learn
