@@ -94,6 +94,8 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
 def at_chance(result: Result) -> bool:
     """Is the accuracy at the end within two standard errors of guessing?"""
     chance, images = 1 / len(result.classes), sum(map(sum, result.confusion))
+    if len(result.classes) < 2:
+        return False
     return bool(result.last_accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / images))
 
 

@@ -119,7 +119,8 @@ def test_words_are_printed_as_they_are(word: str) -> None:
 
 
 def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> None:
-    learned = {"last_accuracy": 0.9, "confusion": [[25 * (i == j) for j in range(5)] for i in range(4)]}
+    learned: dict[str, Any] = {"last_accuracy": 0.9, "confusion": [[25 * (i == j) for j in range(5)] for i in range(4)]}
+    learned |= {"classes": ["a", "b", "c", "d"]}
     assert len(result_lines(result(**learned))) == 3
     assert "no better than chance (25.0 %)" in result_lines(result(**{**learned, "last_accuracy": 0.33}))[3]
     sent = {
