@@ -1,6 +1,7 @@
 """All settings: read once from TOML and flags, validated once, and frozen."""
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -26,6 +27,7 @@ from holdfast.protocol.enrolment import Preset
 from holdfast.settings import setting
 from holdfast.simulation.settings import FaultSettings, PlanSettings
 
+CONFIGS = Path(__file__).parent / "configs"
 Metrics = Literal["whole", "batchwise128"]
 
 
@@ -63,8 +65,9 @@ SECTIONS: dict[str, type] = {
 
 
 def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequence[tuple[str, Any]] = ()) -> Config:
-    """The config of a TOML file or its content, overridden by `settings` (dotted key, value)."""
-    tree = dict(source) if isinstance(source, Mapping) else _read_toml(source) if source else {}
+    """The config of a TOML file or its content, overridden by `settings` (dotted key, value). `source` may
+    also be the name of a packaged config, such as demo."""
+    tree = _plain(dict(source) if isinstance(source, Mapping) else _read_toml(config_file(source)) if source else {})
     per_method = _table("for", tree.pop("for", {}))
     own = {known: _table(f"for.{known}", values) for known, values in per_method.items()}
     for known, values in own.items():
@@ -77,7 +80,7 @@ def load_config(source: Path | Mapping[str, Any] | None = None, settings: Sequen
             raise HoldfastError(f"[for.{known}] may hold settings such as train.lr or method.<field>, not {wrong[0]!r}")
     flags: dict[str, Any] = {}
     for key, value in settings:
-        _put(flags, key.split("."), value)
+        _put(flags, key.split("."), _plain(value))
     written = _table("method", tree.get("method", {})).get("name", "fedavg")
     name = _table("method", flags.get("method", {})).get("name", written)
     if name != written:  # the file's hyper-parameters belong to another method
@@ -104,7 +107,8 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     }
     for key in rest:
         if key not in TOP:
-            raise HoldfastError(f"unknown setting {key!r}; {nearest(key, [*TOP, 'method', *SECTIONS])}")
+            hint = _elsewhere(key, method) or nearest(key, [*TOP, "method", *SECTIONS])
+            raise HoldfastError(f"unknown setting {key!r}; {hint}")
     stored = {"method": method, "method_name": METHOD_TABLE.stored_name(name)}
     config: Config = _build("", Config, {**stored, **sections, **rest})
     return _resolve(config)
@@ -200,17 +204,25 @@ def tasks_setting(text: str) -> tuple[str, Any]:
     return parse_setting(f"plan.tasks=[{text}]" if "," in text and "[" not in text else f"plan.tasks={text}")
 
 
-def describe() -> list[tuple[str, str, str]]:
-    """Every setting: its dotted name, its default and its description."""
+def describe(method: str | None = None) -> list[tuple[str, str, str]]:
+    """Every setting: its dotted name, its default and its description. For a method, only those that it has, with its
+    own presets."""
+    methods = METHOD_TABLE.all()
+    if method is not None and method not in methods:
+        allow(method)
+        methods[method] = METHOD_TABLE.find(method)
+    preset = asdict(methods[method]().preset) if method else {}
+    if preset.get("schedule") == "cosine":
+        preset |= dict.fromkeys(("milestones", "gamma"))
     rows = [(key, _toml(info.default), str(info.description)) for key, info in _fields(Config) if key in TOP]
     for section, kind in SECTIONS.items():
         for key, info in _fields(kind):
-            default = "(preset)" if key in PRESET else "" if info.default is None else _toml(info.default)
+            own = "(preset)" if key not in preset else "" if preset[key] is None else _toml(preset[key])
+            default = own if key in PRESET else "" if info.default is None else _toml(info.default)
             rows.append((f"{section}.{key}", default, info.description or ""))
-    methods = METHOD_TABLE.all()
     rows.append(("method.name", "fedavg", "method: " + ", ".join(methods) + ", or module:Class of your own"))
     for name, cls in methods.items():
-        for key, info in _fields(cls):
+        for key, info in _fields(cls) if method in (None, name) else []:
             default = "" if info.default is None else _toml(info.default)
             rows.append((f"method.{key}", default, f"{name}: {info.description or 'a setting of this method'}"))
     return rows
@@ -218,6 +230,39 @@ def describe() -> list[tuple[str, str, str]]:
 
 def _fields(kind: type) -> list[tuple[str, FieldInfo]]:
     return list(kind.__pydantic_fields__.items())  # type: ignore[attr-defined]
+
+
+def _elsewhere(key: str, method: Any = None) -> str:
+    """A hint for a key that stands outside of its section."""
+    sections = {**SECTIONS, **({"method": type(method)} if method else {})}
+    found = [f"{section}.{key}" for section, kind in sections.items() if key in [field.name for field in fields(kind)]]
+    return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+def _plain(value: Any) -> Any:
+    """The value as TOML has it: NumPy's numbers and arrays, tuples and paths may come from Python."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple | range):
+        return [_plain(inner) for inner in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def config_file(source: Path) -> Path:
+    """The config that is meant: a file, or else the packaged config of this name (demo, demo.toml or
+    configs/demo.toml)."""
+    if source.exists() or source.parent not in (Path(), Path("configs")):
+        return source
+    packaged = {file.stem: file for file in CONFIGS.glob("*.toml")}
+    name = source.name.removesuffix(".toml")
+    if name not in packaged:
+        raise HoldfastError(
+            f"there is no config {str(source)!r}; give the path of a TOML file, or the name of a packaged config: "
+            f"{nearest(name, packaged)}"
+        )
+    return packaged[name]
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -258,6 +303,7 @@ def _build(section: str, kind: type, values: Mapping[str, Any]) -> Any:
     for key in values:
         if key not in known:
             hint = nearest(key, known) if known else f"{section} has no settings here"
+            hint = _elsewhere(key) or hint
             raise HoldfastError(f"unknown setting '{dot}{key}'; {hint}")
     try:
         return kind(**values)

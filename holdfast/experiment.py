@@ -58,6 +58,7 @@ from holdfast.simulation.engine import Engine
 from holdfast.simulation.faults import Faults
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.memory import Memory, machine_memory, memory_of
+from holdfast.simulation.outlook import outlook
 from holdfast.simulation.plan import Plan, all_at_once, make_plan
 from holdfast.simulation.rounds import run_rounds
 from holdfast.simulation.settings import FaultSettings
@@ -125,7 +126,9 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
             checkpoints = Checkpoints(folder)
             counts = _run(config, data, federation, folder, checkpoints, overall)
             _write_model(folder / "model.safetensors", config, federation)
-            result = summarise(_named(config, data, federation.loaded), plan, data.classes, read_record(folder), counts)
+            identity = {**named(config, data.fingerprint), "machine": machine_of(choose_device(config.run.device))}
+            identity["weights"] = federation.loaded.to_json() if federation.loaded else None
+            result = summarise(identity, plan, data.classes, read_record(folder), counts, data.clients)
             accuracy_curve(result, folder / "accuracy.png")
             _draw_prototypes(federation, folder / "prototypes.png")
             _draw_exemplars(federation, folder / "exemplars.png")
@@ -219,7 +222,7 @@ def training_of(config: Config) -> Training:
     """Local training as clients are told of it."""
     given = {field.name: getattr(config.train, field.name) for field in fields(Preset)}
     optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
-    return Training(config.train.epochs, config.train.batch, optimiser, config.run.precision)
+    return Training(config.train.epochs, config.train.batch_size, optimiser, config.run.precision)
 
 
 def _load_weights(config: Config, model: IncrementalModel) -> Loaded | None:
@@ -364,17 +367,15 @@ def _same_data(folder: Path, data: DataSet) -> None:
         )
 
 
-def _named(config: Config, data: DataSet, loaded: Loaded | None) -> dict[str, Any]:
-    """The fields of a result that identify its run."""
+def named(config: Config, images: str) -> dict[str, Any]:
+    """The fields of a result that identify its run; `images` is the data set's fingerprint."""
     same = {key: value for key, value in _identity(config).items() if key != "seed"}
     return {
         "version": __version__,
-        "experiment": _digest({**same, "images": data.fingerprint} if own_images(config) else same),
+        "experiment": _digest({**same, "images": images} if own_images(config) else same),
         "method": config.method.title(config.model.name),
         "dataset": config.data.name,
         "seed": config.seed,
-        "machine": machine_of(choose_device(config.run.device)),
-        "weights": loaded.to_json() if loaded else None,
     }
 
 
@@ -382,22 +383,41 @@ def _is_done(folder: Path, config: Config) -> bool:
     """Is this run complete in the folder? A folder that contains anything else is refused."""
     if not folder.exists():
         return False
-    if _holds(folder, config):
+    if (folder / "config.toml").exists():
+        _same_config(folder, config)
         return (folder / "result.json").exists()
     if not folder.is_dir() or any(not unfinished(file) for file in folder.iterdir()):
         raise HoldfastError(f"{folder} contains something else already; choose another folder")
     return False
 
 
-def _holds(folder: Path, config: Config) -> bool:
-    if not (folder / "config.toml").exists():
-        return False
+def _same_config(folder: Path, config: Config) -> None:
+    """Refuses a folder with a run of other settings, and says which."""
     try:
-        return _identity(load_config(read_config(folder))) == _identity(config)
+        there, here = _identity(load_config(read_config(folder))), _identity(config)
     except HoldfastError as error:
         raise HoldfastError(
             f"{folder} contains a config.toml that cannot be read ({error}); delete the folder, or choose another"
         ) from error
+    if there != here:
+        known, wanted = _flat(there), _flat(here)
+        differ = [key for key in {**wanted, **known} if known.get(key) != wanted.get(key)]
+        first = differ[0]
+        more = f" ({len(differ) - 1} more settings differ)" if len(differ) > 1 else ""
+        raise HoldfastError(
+            f"{folder} holds another run: {first} is {known.get(first, 'unset')} there and "
+            f"{wanted.get(first, 'unset')} here{more}; choose another folder"
+        )
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for section, value in tree.items():
+        flat |= (
+            {f"{section}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {section: value}
+        )
+    return flat
 
 
 def _prepare(folder: Path, config: Config) -> None:
@@ -425,6 +445,8 @@ def _run(
             bar.console.print(complaint, highlight=False)
         if federation.loaded:
             bar.console.print(federation.loaded.sentence, highlight=False, markup=False, emoji=False)
+        if not done and not overall:
+            bar.console.print(f"{name}: {_outlook(config, data, federation)}", highlight=False, soft_wrap=True)
         if done:
             bar.console.print(f"{name}: continuing after round {done} of {plan.rounds}", highlight=False)
         clients = [len(chosen) for chosen in plan.selected]
@@ -453,6 +475,13 @@ def _run(
     return counts
 
 
+def _outlook(config: Config, data: DataSet, federation: Federation) -> str:
+    text = outlook(federation.plan, data, federation.enrolment.training)
+    unsaid = own_images(config) and config.data.flip is None
+    hint = "; images are not mirrored: if left and right do not matter, set data.flip=true"
+    return text + hint * unsaid
+
+
 def _note(line: Mapping[str, Any], plan: Plan) -> str:
     where = f"task {line['task']}/{len(plan.tasks)}, round {line['round']}/{plan.rounds}"
     return f"{where}, accuracy {line['accuracy']:.1%}"
@@ -460,18 +489,25 @@ def _note(line: Mapping[str, Any], plan: Plan) -> str:
 
 def _write_model(file: Path, config: Config, federation: Federation) -> None:
     enrolment, registry = federation.enrolment, federation.server.registry
-    facts = {
-        "classes": registry.names,
-        "growths": registry.growths,
-        "method": to_tree(config)["method"],
-        "backbone": enrolment.spec.backbone,
-        "norm": enrolment.spec.norm,
-        "width": enrolment.spec.width,
-        "image_size": enrolment.spec.image_size,
-        "mean": enrolment.transform.mean,
-        "std": enrolment.transform.std,
-    }
+    facts = model_facts(config, enrolment.spec, enrolment.transform, registry.names, registry.growths)
     write_model(file, federation.server.weights, facts)
+
+
+def model_facts(
+    config: Config, spec: ModelSpec, transform: Transform, classes: Sequence[str], growths: Sequence[int]
+) -> dict[str, Any]:
+    """What must be known to use the weights of a run's model."""
+    return {
+        "classes": classes,
+        "growths": growths,
+        "method": to_tree(config)["method"],
+        "backbone": spec.backbone,
+        "norm": spec.norm,
+        "width": spec.width,
+        "image_size": spec.image_size,
+        "mean": transform.mean,
+        "std": transform.std,
+    }
 
 
 def _draw_exemplars(federation: Federation, file: Path) -> None:

@@ -33,7 +33,7 @@ def test_flags_lie_over_the_methods_table_and_that_over_the_file(tmp_path: Path)
     joint = load_config(file, [("method.name", "joint"), ("train.batch", 4)])
     assert (joint.train.lr, joint.train.epochs, joint.train.batch) == (0.2, 7, 4)
     plain = load_config(file)
-    assert (plain.train.lr, plain.train.batch) == (0.3, 128)
+    assert (plain.train.lr, plain.train.batch) == (0.3, "auto")
     assert plain.method.keeps_memory
 
 
@@ -158,9 +158,12 @@ def test_weighting_of_older_configs_is_the_aggregator_and_runs_keep_their_names(
     assert load_config(samples).train.aggregator == "samples"
     assert load_config({}, [("train.weighting", "samples")]) == load_config({"train": {"aggregator": "samples"}})
     assert run_name(load_config(OLD)) == "glyphs-fedavg-seed2021-700b9e4f"
-    old = {**OLD, "train": {"weighting": "samples"}}
+    old = {**OLD, "train": {**OLD["train"], "weighting": "samples"}}
     assert run_name(load_config(old)) == "glyphs-fedavg-seed2021-889c9bcf"
-    names = {run_name(load_config({**OLD, "train": {"aggregator": name}})) for name in ("mean", "median", "krum")}
+    names = {
+        run_name(load_config({**OLD, "train": {**OLD["train"], "aggregator": name}}))
+        for name in ("mean", "median", "krum")
+    }
     assert len(names) == 3
     with pytest.raises(HoldfastError, match=r"train\.weighting = 'size' is not possible: use train\.aggregator"):
         load_config({"train": {"weighting": "size"}})
@@ -169,4 +172,5 @@ def test_weighting_of_older_configs_is_the_aggregator_and_runs_keep_their_names(
 OLD: dict[str, Any] = {
     "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
     "plan": {"tasks": 3, "clients": 5, "join_per_task": 2, "selected": 3, "rounds": 2, "move_on": 0.7, "memory": 12},
+    "train": {"batch": 128},  # as older versions always wrote
 }

@@ -100,3 +100,5 @@ def test_the_page_of_settings_has_them_all(hooks: Any) -> None:
     for setting in ("`plan.memory`", "`data.corrupt`", "`method.cbl`", "`train.lr`"):
         assert setting in table
     assert len(table.splitlines()) == 2 + len(describe())
+    page = ROOT / "docs" / "settings.md"
+    assert page.read_text(encoding="utf-8") == hooks.settings_page(), "run `python scripts/docs_hooks.py`"

@@ -1,6 +1,5 @@
 """Several clients in parallel: worker processes with one thread each, the longest work first."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from holdfast.data.images import DataSet
 from holdfast.engines.settings import TIMEOUT
 from holdfast.errors import HoldfastError
 from holdfast.extensions import import_paths
+from holdfast.locks import lock_file
 from holdfast.models.passes import CHUNK
 from holdfast.protocol.codec import MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
@@ -102,7 +102,7 @@ class Pool:
         shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > needed
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED if shared else None))
         self.lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        lock_file(self.lock)
         self.devices, self.timeout = devices, timeout
         self.posted = 0
         self.workers: list[Worker] = []
@@ -261,7 +261,7 @@ def sweep(place: Path) -> None:
                 continue
             lock = os.open(folder, os.O_RDONLY)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock, wait=False)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)

@@ -44,6 +44,7 @@ class AFC(shared.ProxyMethod):
 
     name: ClassVar[str] = "afc"
     about: ClassVar[str] = "AFC (Kang et al., 2022): distillation weighted by each channel's importance, proxies"
+    extras_are: ClassVar[str] = "class sums, classifier and importances"
 
     strength: float = Field(default=4.0, ge=0, description="weight of the distillation of maps")
 

@@ -1,7 +1,7 @@
 """Prediction by the head, by nearest class means or by a Gaussian, the last two from sums that clients send."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +116,8 @@ class InferenceChoice(Method):
     adds up: for `nme` the sums of their exemplars' unit features, for `gauss` (LDA) sums over all their images from
     which it makes class means and one covariance. A class that none of these clients holds keeps its previous mean. A
     class without any mean (new during a task, or never held by these clients) is predicted if the head predicts it."""
+
+    extras_are: ClassVar[str] = "class sums"
 
     inference: Inference = Field(default="head", description=INFERENCE)
 

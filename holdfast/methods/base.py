@@ -36,6 +36,7 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `holdfast methods`
+    extras_are: ClassVar[str] = "extras"  # what they are, in a few words, if the server collects any
     all_at_once: ClassVar[bool] = False  # an upper bound that breaks the rules: no class comes late or leaves
 
     @property

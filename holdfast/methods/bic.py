@@ -38,6 +38,7 @@ class BiC(Replay):
 
     name: ClassVar[str] = "bic"
     about: ClassVar[str] = "BiC (Wu et al., 2019): distillation, then a fitted correction of the new classes' outputs"
+    extras_are: ClassVar[str] = "bias correction"
 
     temperature: float = Field(default=2.0, gt=0, description="of the distillation, T; without a factor of T squared")
     held_out: float = Field(default=0.1, gt=0, lt=1, description="fraction of the exemplars held out for validation")

@@ -73,13 +73,14 @@ class ClientContext:
         self.enrolment, self.images, self.state = enrolment, images, state
         self.job, self.model = inbox.job, model
         self.registry = self.job.registry
-        self.training, self.transform, self.seed = enrolment.training, enrolment.transform, enrolment.seed
+        self.transform, self.seed = enrolment.transform, enrolment.seed
         self.device = model.device
         self.growth_of = self.registry.growth_of.to(self.device)
         self.notes: dict[str, Tensor] = dict(state.notes)  # what a method writes here is kept for the client's next job
         self.scratch: dict[str, Tensor] = {}  # what a method computes once and uses in every batch of this job
         self._positions = self.registry.positions(images.classes)
         self._teachers, self._frozen = inbox.teachers, frozen
+        self.training = enrolment.training.for_images(len(self.everything))
 
     # old models
 

@@ -47,6 +47,7 @@ class DDE(Replay):
 
     name: ClassVar[str] = "dde"
     about: ClassVar[str] = "DDE (Hu et al., 2021) with iCaRL: neighbours in the old feature space, head effect removed"
+    extras_are: ClassVar[str] = "head direction"
 
     neighbours: int = Field(default=10, ge=0, description="nearest new images that contribute to a prediction, K")
     beta: float = Field(default=0.25, ge=0, description="weight of the distillation (times T squared)")

@@ -42,6 +42,7 @@ class DyTox(Replay):
 
     name: ClassVar[str] = "dytox"
     about: ClassVar[str] = "DyTox (Douillard et al., 2022): a transformer with one token and one head per task"
+    extras_are: ClassVar[str] = "tuned classifier"
 
     encoder: Literal["patches", "network"] = Field(
         default="patches", description="tokens attend to a transformer on image patches, or to the maps of model.name"

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from holdfast.errors import HoldfastError
+from holdfast.protocol.enrolment import AUTO
 from holdfast.settings import STRICT, setting
 
 Aggregator = Literal["mean", "samples", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median"]
@@ -17,7 +18,10 @@ class TrainSettings:
     """Local training; settings that are not given come from the method's preset."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = setting(2, "local epochs per round")
-    batch: Annotated[int, Field(ge=1, le=65_536)] = setting(128, "batch size")
+    batch: Annotated[int, Field(ge=1, le=65_536)] | Literal["auto"] = setting(
+        "auto",
+        "batch size; auto: per client the largest of 128, 64, 32, 16 and 8 that gives it at least 8 steps per epoch",
+    )
     lr: Annotated[float, Field(gt=0, le=100)] | None = setting(None, "learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = setting(None, "momentum of SGD")
     weight_decay: Annotated[float, Field(ge=0, le=1)] | None = setting(None, "weight decay of SGD")
@@ -51,6 +55,11 @@ class TrainSettings:
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = setting(0.9, "its momentum, or the first beta of adam")
     server_beta: Annotated[float, Field(ge=0, lt=1)] = setting(0.99, "the second beta of adam")
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size as clients are told."""
+        return AUTO if self.batch == "auto" else self.batch
 
 
 WEIGHTINGS = {"uniform": "mean", "samples": "samples"}  # of older configs, and the aggregators that they are now

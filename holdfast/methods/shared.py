@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -116,6 +117,8 @@ def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None
 class ProxyMethod(LocalPrior, InferenceChoice, Replay):
     """What PODNet and AFC, which uses PODNet's classifier, have in common. A local prior is added to the scaled scores,
     whose exponentials the NCA loss compares; fine-tuning has that of the exemplars, which tell absent classes only."""
+
+    extras_are: ClassVar[str] = "class sums and classifier"
 
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
     tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")

@@ -68,7 +68,7 @@ class ClassAttention(nn.Module):
         queries = self.queries(tokens).unflatten(1, (self.heads, -1)).transpose(0, 1)  # (h, T, d)
         own_keys, own_values = self.keys_values(tokens).unflatten(1, (2, self.heads, -1)).permute(1, 2, 0, 3)
         keys, values = self.keys_values(patches).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        own = (queries * own_keys).sum(dim=2, keepdim=True).expand(len(patches), -1, -1, -1)  # (B, h, T, 1)
+        own = (queries * own_keys).sum(dim=2, keepdim=True).expand(patches.shape[0], -1, -1, -1)  # (B, h, T, 1)
         scores = torch.cat([own, queries @ keys.transpose(2, 3)], dim=3) / math.sqrt(queries.shape[-1])
         weights = scores.softmax(dim=3)
         mixed = weights[..., :1] * own_values + weights[..., 1:] @ values  # (B, h, T, d)

@@ -40,7 +40,7 @@ class Setup:
     selected: int
     rounds: int
     epochs: int
-    batch: int
+    batch: int | str  # or auto
     class_share: float
     memory: int
     backbone: str

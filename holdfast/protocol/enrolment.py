@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from holdfast.models.incremental import ModelSpec
@@ -10,6 +10,9 @@ from holdfast.models.transform import Transform
 from holdfast.protocol.codec import Facts, pack, unpack
 
 MAX_IMAGE_SIZE = 1024
+AUTO = 0  # a batch size that each client chooses from the number of its images
+STEPS = 8  # per epoch, that a client should have at least
+BATCHES = (128, 64, 32, 16, 8)  # from which it chooses
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,15 @@ class Training:
     """How long and how fast a client trains."""
 
     epochs: int
-    batch: int
+    batch: int  # or AUTO
     optimiser: Preset
     precision: str = "fp32"  # or bf16, fp16: mixed precision on a GPU
+
+    def for_images(self, count: int) -> "Training":
+        """The same for a client with so many images: AUTO becomes the largest batch that gives it 8 steps per epoch, or
+        the smallest batch if it has too few images for that."""
+        fitting = (batch for batch in BATCHES if math.ceil(count / batch) >= STEPS)
+        return self if self.batch != AUTO else replace(self, batch=next(fitting, BATCHES[-1]))
 
     def rate(self, progress: float) -> float:
         """The learning rate when this fraction of the task is over."""
@@ -79,7 +88,7 @@ class Enrolment:
             _transform(Facts("enrolment", facts.table("transform"))),
             Training(
                 training.integer("epochs", 1, 1_000_000),
-                training.integer("batch", 1, 1_000_000),
+                training.integer("batch", AUTO, 1_000_000),
                 Preset(
                     optimiser.number("lr"),
                     optimiser.number("momentum"),

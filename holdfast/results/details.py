@@ -14,13 +14,16 @@ from PIL import Image
 from holdfast.results import html, svg
 from holdfast.results.record import Result, read_clients, read_config, read_run
 from holdfast.results.stored import Clients, Tree, stored
-from holdfast.results.tables import GROUPS, percent
+from holdfast.results.tables import GROUPS, detected, percent
 from holdfast.server import metrics
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 NAMED = 30  # up to this many classes are named beside the confusion matrix
 REFUSED = 200  # rows of what was refused
 MANY = 200  # with more classes than this, all pairs would make the page too large
+UNFINISHED = "unfinished.txt"  # in the folder of the finished part of a run: where the run is, and how to go on
+# Settings that a federated folder decides instead.
+OF_FOLDERS = {"clients", "join", "join_per_task", "class_share", "move_on", "select_from", "partition"}
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
     "exemplars.png": ("Exemplars", "what one client keeps, class by class"),
@@ -61,8 +64,13 @@ def details(view: View, name: str, is_open: bool) -> str:
     parts += [_confusion(view), _pictures(view), _config(view)]
     inner = "".join(part for part in parts if part)
     state = " open" if is_open else ""
-    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.run))}</span>"
+    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(_place(view.run))}</span>"
     return f"<details class=run{state}><summary>{title}</summary>{inner}</details>"
+
+
+def _place(run: Path) -> str:
+    note = run / UNFINISHED
+    return note.read_text(encoding="utf-8") if note.exists() else str(run)
 
 
 def _matrix(view: View) -> str:
@@ -148,9 +156,8 @@ def _fairness(view: View) -> str:
 
 def _detector(view: View) -> str:
     """When clients noticed new classes, and when they were wrong; empty for the oracle."""
-    found = view.result.detection
-    told = view.config and view.config["method"].get("detector", "oracle") == "oracle"
-    if told or not found or not found["transitions"]:
+    found = detected(view.result)
+    if found is None:
         return ""
     kinds = {"noticed at once": "hits", "missed": "misses", "noticed late": "late", "false alarm": "false_alarms"}
     happened = [
@@ -294,6 +301,7 @@ def _config(view: View) -> str:
         [f"{section}.{key}", json.dumps(value, ensure_ascii=False)]
         for section, values in view.config.items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+        if not (view.clients and view.clients.names and section == "plan" and key in OF_FOLDERS)
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
     rows += [["computed on", json.dumps(view.result.machine)]] if rows and view.result.machine else []

@@ -1,6 +1,5 @@
 """The run folder: an append-only record, one line per round, and the result that is computed from it."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -8,13 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import (
+    Any,
+    NotRequired,  # pydantic needs these for Python 3.11
+)
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
+from holdfast.locks import lock_file
 from holdfast.methods.settings import with_aggregator
 from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
@@ -46,6 +50,14 @@ def newer_settings(method: object) -> Tree:
     return {**NEWER, "method": NEWER_FIELDS.get(str(method), {})}
 
 
+class WorstClient(TypedDict):
+    """The client with the lowest accuracy on the classes it has held."""
+
+    client: int
+    accuracy: float
+    name: NotRequired[str]  # results of older versions have none
+
+
 @dataclass(frozen=True)
 class Result:
     """What a run found. Accuracies are between 0 and 1."""
@@ -63,7 +75,7 @@ class Result:
     forgetting: float | None  # None with a single task
     macro_f1: float
     macro_recall: float
-    worst_client: dict[str, float]  # client, accuracy: on the classes it has held
+    worst_client: WorstClient
     group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
     bytes: dict[str, dict[str, int]]  # channel -> kind -> bytes; older runs lack kinds that were added later
     seconds: dict[str, float]  # phase -> seconds
@@ -83,7 +95,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Keeps a second process out of a run's folder while this one writes to it; a killed process releases it."""
     with open(folder / ".lock", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock, wait=False)
         except OSError as error:
             raise HoldfastError(
                 f"{folder} is being written by another process; wait for it, or choose another folder"

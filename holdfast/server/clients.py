@@ -38,6 +38,11 @@ Shares = list[tuple[int, PrototypeShare]]  # by whom, which the proxy knows unti
 class Clients(Protocol):
     """All clients of a federation, as its round loop sees them."""
 
+    def announce(self, class_list: Broadcast) -> tuple[Sequence[Announcement], int]:
+        """What clients announce when they get the class list without a model, and the bytes of all of it. A server that
+        knows no class sends it, before the first message of the round."""
+        ...
+
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         """The first message of a round, to every present client. Observers get the model: the selected ones as part of
         their first job, others as this broadcast. All others get the broadcast without its model."""

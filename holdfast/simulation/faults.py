@@ -18,6 +18,7 @@ from holdfast.models.encoder import GradientEncoder
 from holdfast.privacy.encode import labels_of, prototype_gradients
 from holdfast.protocol.codec import Snapshot, Weights
 from holdfast.protocol.messages import (
+    Announcement,
     Broadcast,
     Failure,
     Inbox,
@@ -223,6 +224,9 @@ class FaultyClients(Clients):
         self.clients, self.faults = clients, faults
         self.sent: dict[tuple[Phase, int], Letter] = {}
         self.attempts: dict[Phase, int] = {}
+
+    def announce(self, class_list: Broadcast) -> tuple[Sequence[Announcement], int]:
+        return self.clients.announce(class_list)
 
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         self.sent, self.attempts, self.faults.happened = {}, {}, []

@@ -79,6 +79,11 @@ class SimulatedClients(Clients):
         self.population, self.timeline = federation.population, federation.plan.timeline
         self.detector = detector_of(federation.method.detector_kind())
 
+    def announce(self, class_list: Broadcast) -> tuple[list[Announcement], int]:
+        self.population.begin_round(class_list.round_index)
+        found = self._announcements(class_list, self.timeline.arriving(class_list.round_index))
+        return [one for one, _ in found], sum(one.size * count for one, count in found)
+
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         round_index, population = broadcast.round_index, self.population
         population.begin_round(round_index)

@@ -78,6 +78,7 @@ class Plan:
                     "round": a.round_index + 1,
                     "classes": list(a.classes),
                     **({} if a.images is None else {"images": list(a.images)}),
+                    **({} if a.new is None else {"new": list(a.new)}),
                 }
                 for a in arrivals
             ]

@@ -75,14 +75,14 @@ def _run_round(
     clock, sent = Clock(), Bytes()
     refused: list[Refusal] = []
     with clock("grow"):
-        grown = _grow(federation, round_index)
+        grown = _grow(federation, clients, round_index, sent)
     with clock("observe"):
         observers = present if federation.detects and federation.observe == "present" else np.asarray(selected)
         broadcast = server.broadcast(round_index, with_model=True)
         noticed = federation.population.noticed.copy()
         opened = clients.open_round(broadcast, selected, observers)
         server.hear(opened.announcements if federation.growth == "announce" else ())
-        sent.announced = opened.announced_bytes if federation.growth == "announce" else 0
+        sent.announced += opened.announced_bytes if federation.growth == "announce" else 0
         sent.observed = broadcast.size * (len(observers) - len(selected))
         detection = score_detection(plan, round_index, opened.observed, opened.alarmed, noticed)
     with clock("begin"):
@@ -154,10 +154,14 @@ def _run_round(
     return Round(line, counts)
 
 
-def _grow(federation: Federation, round_index: int) -> tuple[str, ...]:
-    """Grows the head by what the schedule says, or by what clients announced in the round before."""
+def _grow(federation: Federation, clients: Clients, round_index: int, sent: Bytes) -> tuple[str, ...]:
+    """Grows the head by what the schedule says, or by what clients announced in the round before. As long as the server
+    knows no class at all there is nothing to train: it asks for the classes first."""
     server = federation.server
     if federation.growth == "announce":
+        if not server.registry.names:
+            announcements, sent.announced = clients.announce(server.broadcast(round_index, with_model=False))
+            server.hear(announcements)
         return server.grow(server.announced, round_index)
     new = (c for when, classes in federation.plan.growths if when == round_index for c in classes)
     return server.grow([federation.data.classes[c] for c in new], round_index)
@@ -224,12 +228,13 @@ def _nothing() -> None:
 
 
 def _job(federation: Federation, round_index: int, phase: Phase) -> Job:
-    """The job of a round. A server that is told nothing counts from the last growth, a round after the classes came."""
+    """The job of a round. A server that is told nothing counts from the last growth, a round after the classes came; it
+    knows the first ones at once."""
     plan = federation.plan
     rounds = plan.rounds_of(plan.task_of_round(round_index))
     cycle, since = len(rounds), round_index - rounds.start
     if federation.growth == "announce":
-        cycle = max(1, plan.rounds_per_task - 1)
+        cycle = max(1, plan.rounds_per_task - (federation.server.last_growth > 0))
         since = min(round_index - federation.server.last_growth, cycle - 1)
     step = 1 / cycle
     return federation.server.job(round_index, phase, since * step, step)

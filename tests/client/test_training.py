@@ -224,7 +224,7 @@ def test_learning_rate_is_a_function_of_the_tasks_progress() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_with_client_round_and_advice(small: dict[str, Any]) -> None:
-    federation = federation_of({**small, "train": {**small["train"], "lr": 100.0, "epochs": 5}})
+    federation = federation_of({**small, "train": {**small["train"], "lr": 100.0, "weight_decay": 1.0, "epochs": 40}})
     with pytest.raises(
         HoldfastError, match=r"the loss of client \d+ is no longer finite in round \d+; lower train\.lr"
     ):

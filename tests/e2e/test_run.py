@@ -193,7 +193,7 @@ def test_another_config_does_not_overwrite_a_run(folder: Path) -> None:
     before = digest(folder / "run")
     refused = command("run", "config.toml", "--seed", "4", "--out", "run", cwd=folder)
     assert refused.returncode == 2
-    assert "contains something else already" in refused.stderr
+    assert "run holds another run: seed is 3 there and 4 here; choose another folder" in refused.stderr
     assert digest(folder / "run") == before
 
 

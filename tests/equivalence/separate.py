@@ -92,6 +92,7 @@ class SeparateClients(Clients):
         self.private = [PrivateData(federation, client) for client in range(len(plan.arrivals))]
         self.keep_pixels = keep_pixels
         self.arrived = [0] * len(self.private)
+        self.arrived_until = -1  # the round
         self.loaded: dict[int, Client] = {}
         self.to_proxy: list[bytes] = []
         self.to_server: list[bytes] = []
@@ -149,6 +150,9 @@ class SeparateClients(Clients):
 
     def _arrive(self, round_index: int) -> None:
         plan, timeline = self.federation.plan, self.federation.plan.timeline
+        if round_index <= self.arrived_until:
+            return
+        self.arrived_until = round_index
         for arrival in timeline.arriving(round_index).tolist():
             number = int(timeline.client[arrival])
             if not self.arrived[number]:
@@ -158,6 +162,15 @@ class SeparateClients(Clients):
             if timeline.brings[arrival]:
                 self._tell(number, TransitionNotice(round_index))
         assert sum(map(bool, self.arrived)) == len(plan.present(round_index))
+
+    def announce(self, class_list: Broadcast) -> tuple[list[Announcement], int]:
+        self._arrive(class_list.round_index)
+        announced = []
+        for number in self.federation.plan.present(class_list.round_index):
+            for answer in self._tell(number, class_list):
+                assert isinstance(answer, Announcement)
+                announced.append(answer)
+        return announced, sum(one.size for one in announced)
 
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         self._arrive(broadcast.round_index)

@@ -108,17 +108,19 @@ def test_augmented_observations(small: dict[str, Any], tmp_path: Path) -> None:
     compare({**small, "plan": plan, "method": {"name": "lga", **QUICK, "observed": "augmented"}}, tmp_path)
 
 
-# Data changes in mid-task, a class comes to a client again (with images it has kept and others), a client has none.
+# Round, client, classes that come, classes that leave. Data changes in mid-task, stays or is replaced, a class comes to
+# a client again (with images it has kept and others), leaves without another coming, a client has none.
 STREAM = [
-    (1, "east", "ab"),
-    (1, "north", "bc"),
-    (2, "south", "c"),
-    (3, "east", "cd"),
-    (4, "north", ""),
-    (4, "south", "da"),
-    (5, "east", "b"),
-    (5, "north", "ab"),
-    (6, "north", "c"),
+    (1, "east", "ab", ""),
+    (1, "north", "bc", ""),
+    (2, "south", "c", ""),
+    (3, "east", "cd", "ab"),
+    (4, "north", "", "bc"),
+    (4, "south", "da", ""),
+    (5, "east", "b", "cd"),
+    (5, "north", "ab", ""),
+    (6, "south", "", "c"),
+    (6, "north", "c", "b"),
 ]
 
 
@@ -147,15 +149,18 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federated folder with an arrivals.toml."""
     top = tmp_path_factory.mktemp("stream")
     rng = np.random.Generator(np.random.PCG64(4))
-    for client in {client for _, client, _ in STREAM}:
-        for name in {name for _, who, names in STREAM for name in names if who == client}:
+    for client in {client for _, client, *_ in STREAM}:
+        for name in {name for _, who, names, _ in STREAM for name in names if who == client}:
             place = top / "clients" / client / name
             place.mkdir(parents=True)
             shade = 40 + 50 * "abcd".index(name)
             for i in range(9):
                 pixels = rng.integers(0, 60, (16, 16, 3)) + shade
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{i}.png")
-    lines = [f"[[arrival]]\nround = {n}\nclient = '{who}'\nclasses = {list(names)}" for n, who, names in STREAM]
+    lines = [
+        f"[[arrival]]\nround = {n}\nclient = '{who}'\nclasses = {list(names)}\nleaves = {list(leaves)}"
+        for n, who, names, leaves in STREAM
+    ]
     (top / "arrivals.toml").write_text("rounds = 7\n" + "\n".join(lines))
     return top
 
