@@ -44,6 +44,7 @@ class Checkpoints:
     def save(self, done: int, federation: Federation, counts: Counts, record: str = "") -> None:
         """Writes what has changed in this round. `done` is the number of finished rounds, `record` the hash of their
         lines in the record, if there is one."""
+        federation.server.require_finite(done - 1)
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -149,11 +150,12 @@ class Role(Protocol):
 
 
 def _roles(federation: Federation) -> dict[str, Role]:
-    return {
+    roles: dict[str, Role] = {
         "server": federation.server,
         "selector": federation.selector,
         "population": federation.population,
     }
+    return roles if federation.faults is None else {**roles, "faults": federation.faults}
 
 
 def _snapshots(federation: Federation, counts: Counts) -> dict[str, Snapshot]:

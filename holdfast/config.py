@@ -17,12 +17,12 @@ from holdfast.engines.settings import RunSettings
 from holdfast.errors import HoldfastError, nearest
 from holdfast.methods import METHODS
 from holdfast.methods.base import Method
-from holdfast.methods.settings import TrainSettings
+from holdfast.methods.settings import TrainSettings, with_aggregator
 from holdfast.models import BACKBONES
 from holdfast.models.settings import ModelSettings
 from holdfast.protocol.enrolment import Preset
 from holdfast.settings import setting
-from holdfast.simulation.settings import PlanSettings
+from holdfast.simulation.settings import FaultSettings, PlanSettings
 
 Metrics = Literal["whole", "batchwise128"]
 
@@ -45,6 +45,7 @@ class Config:
     model: ModelSettings = Field(default_factory=ModelSettings)
     train: TrainSettings = Field(default_factory=TrainSettings)
     run: RunSettings = Field(default_factory=RunSettings)
+    faults: FaultSettings = Field(default_factory=FaultSettings)
 
 
 PRESET = [field.name for field in fields(Preset)]
@@ -54,6 +55,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "train": TrainSettings,
     "run": RunSettings,
+    "faults": FaultSettings,
 }
 
 
@@ -90,6 +92,8 @@ def _build_config(tree: Mapping[str, Any]) -> Config:
     if not isinstance(name, str) or name not in METHODS:
         raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
     method: Method = _build("method", METHODS[name], method_fields)
+    if "train" in rest:
+        rest["train"] = with_aggregator(_table("train", rest["train"]))
     sections = {
         section: _build(section, kind, _table(section, rest.pop(section, {}))) for section, kind in SECTIONS.items()
     }
@@ -131,11 +135,18 @@ def to_tree(config: Config) -> dict[str, Any]:
     """The config as nested plain values, without unset ones."""
     tree: dict[str, Any] = {key: getattr(config, key) for key in TOP}
     tree["method"] = {"name": config.method.name, **_given(config.method)}
-    return {**tree, **{section: _given(getattr(config, section)) for section in SECTIONS}}
+    sections = {section: _given(getattr(config, section)) for section in SECTIONS}
+    return {**tree, **{section: values for section, values in sections.items() if values}}
 
 
 def _given(settings: Any) -> dict[str, Any]:
-    return {key: value for key, value in asdict(settings).items() if value is not None}
+    return _set(asdict(settings))
+
+
+def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is not set, in inner tables too."""
+    given = {key: value for key, value in values.items() if value is not None}
+    return {key: _set(value) if isinstance(value, dict) else value for key, value in given.items()}
 
 
 def to_toml(config: Config) -> str:
@@ -150,6 +161,8 @@ def to_toml(config: Config) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
     # JSON's strings, numbers, booleans and lists are valid TOML if characters are not written as surrogate pairs.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 

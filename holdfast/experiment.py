@@ -21,9 +21,11 @@ from holdfast.data.images import DataSet
 from holdfast.data.sources import load_data
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
+from holdfast.engines.settings import TIMEOUT
 from holdfast.errors import HoldfastError
 from holdfast.files import unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
+from holdfast.methods.settings import TrainSettings, with_weighting
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
 from holdfast.models.transform import Transform
@@ -35,12 +37,16 @@ from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import NEWER, Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
+from holdfast.server.aggregation import Aggregation
+from holdfast.server.collection import Quorum
 from holdfast.server.metrics import Counts
 from holdfast.server.server import Server
 from holdfast.simulation.engine import Engine
+from holdfast.simulation.faults import Faults
 from holdfast.simulation.federation import Federation
 from holdfast.simulation.plan import Plan, all_at_once, make_plan
 from holdfast.simulation.rounds import run_rounds
+from holdfast.simulation.settings import FaultSettings
 from holdfast.simulation.streams import plan_of_folders
 from holdfast.simulation.traffic import Bytes, traffic_of
 
@@ -152,17 +158,45 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         training=Training(train.epochs, train.batch, optimiser),
         memory=config.plan.memory,
         seed=config.seed,
+        max_samples=config.plan.max_samples,
     )
+    if config.plan.quorum > min(map(len, plan.selected)):
+        raise HoldfastError(
+            f"plan.quorum={config.plan.quorum}, but a round has only {min(map(len, plan.selected))} clients; "
+            "lower it, or raise plan.selected or plan.over_select"
+        )
+    selector = build_selector(config.method, setup)
+    faults = None
+    if config.faults != FaultSettings():
+        deadline, size = config.plan.deadline, setup.spec.image_size
+        faults = Faults(config.faults, config.seed, plan.selected, deadline, selector.encoder, size)
     return Federation(
         plan,
         data,
         config.method,
         enrolment,
-        Server(model, config.seed, train.weighting),
-        build_selector(config.method, setup),
+        Server(model, config.seed, aggregation_of(train)),
+        selector,
         config.plan.growth,
         config.plan.observe,
         device,
+        Quorum(config.plan.quorum, config.plan.retries),
+        faults,
+    )
+
+
+def aggregation_of(train: TrainSettings) -> Aggregation:
+    """How the server aggregates, by the settings of a config."""
+    return Aggregation(
+        train.aggregator,
+        train.trim,
+        train.hostile,
+        train.outlier,
+        train.clip,
+        train.server_optimiser,
+        train.server_rate,
+        train.server_momentum,
+        train.server_beta,
     )
 
 
@@ -180,14 +214,20 @@ def choose_engine(config: Config, data: DataSet, federation: Federation) -> Engi
     workers = min(run.workers or default, max(map(len, federation.plan.selected)))
     if run.engine == "serial" or (run.engine == "auto" and (workers == 1 or not _worth_a_pool(federation))):
         return Serial()
-    return pool_of(federation, data, workers, devices)
+    return pool_of(federation, data, workers, devices, run.timeout)
 
 
-def pool_of(federation: Federation, data: DataSet, workers: int, devices: Sequence[str] = ("cpu",)) -> Pool:
+def pool_of(
+    federation: Federation,
+    data: DataSet,
+    workers: int,
+    devices: Sequence[str] = ("cpu",),
+    timeout: float = TIMEOUT,
+) -> Pool:
     """Worker processes for this federation."""
     encoder = federation.selector.encoder
     message = Encoder(encoder.state_dict()) if encoder is not None else None
-    return Pool(federation.enrolment, data, workers, message, devices)
+    return Pool(federation.enrolment, data, workers, message, devices, federation.faults, timeout)
 
 
 def _worth_a_pool(federation: Federation) -> bool:
@@ -222,7 +262,8 @@ def _identity(config: Config) -> dict[str, Any]:
     tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
     for section, newer in NEWER.items():
         tree[section] = {k: value for k, value in tree[section].items() if k not in newer or newer[k] != value}
-    return tree
+    tree["train"] = with_weighting(tree["train"])
+    return {section: values for section, values in tree.items() if values != {}}
 
 
 def _digest(tree: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.client.data import ClientImages
 from holdfast.client.detector import History, Observation, detector_of, observation_of
 from holdfast.client.memory import update_memory
-from holdfast.client.training import ClientWork
+from holdfast.client.training import ClientWork, attempt
 from holdfast.data.images import ImageSet
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
@@ -28,6 +28,7 @@ from holdfast.protocol.messages import (
     Announcement,
     Broadcast,
     Encoder,
+    Failure,
     Inbox,
     InferenceRequest,
     Job,
@@ -150,7 +151,10 @@ class Client:
             self._remember_everything(request)
         if job.phase == "train":
             self._trained_in = job.round_index
-        self.state, reply, shares = self.work(self.state, Inbox(job, self.teachers))
+        outcome = attempt(self.work, self.state, Inbox(job, self.teachers))
+        if isinstance(outcome, Failure):
+            return [*announced, outcome]
+        self.state, reply, shares = outcome
         return [*announced, reply, *shares]
 
     def _end_task(self, message: TaskEnded) -> list[Message]:

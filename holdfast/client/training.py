@@ -1,7 +1,10 @@
 """A client's work in a round: a pure function of its state and its messages."""
 
 import math
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,11 +19,16 @@ from holdfast.models.incremental import IncrementalModel, grow_to
 from holdfast.models.passes import in_chunks
 from holdfast.protocol.codec import MalformedMessage, Weights
 from holdfast.protocol.enrolment import Enrolment
-from holdfast.protocol.messages import Inbox, InferenceRequest, Job, PrototypeShare, Reply
+from holdfast.protocol.messages import Failure, Inbox, InferenceRequest, Job, PrototypeShare, Reply
 from holdfast.protocol.state import ClientState
 from holdfast.seeding import torch_generator
 
+REASON = 300  # characters of an error's message that leave the client
 Outcome = tuple[ClientState, Reply, tuple[PrototypeShare, ...]]  # kept, for the global server, for the proxy
+
+
+class Diverged(HoldfastError):
+    """A client's loss or weights are no longer finite."""
 
 
 class ClientWork:
@@ -41,14 +49,15 @@ class ClientWork:
         self._asked: InferenceRequest | None = None  # whose model is in its buffer
 
     def __call__(self, state: ClientState, inbox: Inbox) -> Outcome:
-        context = self.context(state, inbox)
+        context, job = self.context(state, inbox), inbox.job
         samples = len(context.everything)
+        answer = Reply(samples=samples, round_index=job.round_index, phase=job.phase)
         if not samples:
-            return state, Reply(), ()
-        if inbox.job.phase != "train":
-            extras = self.method.begin_task if inbox.job.phase == "begin" else self.method.finish_task
+            return state, answer, ()
+        if job.phase != "train":
+            extras = self.method.begin_task if job.phase == "begin" else self.method.finish_task
             context.model.eval()
-            return state, Reply(samples=samples, extras=extras(context)), ()
+            return state, replace(answer, extras=extras(context)), ()
         sums: dict[str, Tensor] = {}
         count = 0
         for stage in self.method.stages(context):
@@ -59,12 +68,12 @@ class ClientWork:
         }
         losses = {name: float(total) / count for name, total in sums.items()}
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
-            raise diverged(state, inbox.job, self.enrolment.training.optimiser.lr)
+            raise diverged(state, job, self.enrolment.training.optimiser.lr)
         shares: tuple[PrototypeShare, ...] = ()
         sharing = self.method.prototypes()
         if sharing is not None and self.encoder is not None:
             state, shares = share_prototypes(context, self.encoder, sharing)
-        return replace(state, notes=context.notes), Reply(weights, samples, losses), shares
+        return replace(state, notes=context.notes), replace(answer, weights=weights, losses=losses), shares
 
     def context(self, state: ClientState, inbox: Inbox) -> ClientContext:
         """What the method sees of this client and this job, with the job's model ready to be trained."""
@@ -114,6 +123,24 @@ class ClientWork:
         return self._load(role, growths, weights).eval().requires_grad_(False)
 
 
+def attempt(work: Callable[[ClientState, Inbox], Outcome], state: ClientState, inbox: Inbox) -> Outcome | Failure:
+    """Does a client's work. An error in it is the failure of this client, and of nobody else; only a job that no client
+    could do is an error here."""
+    try:
+        return work(state, inbox)
+    except MalformedMessage:
+        raise
+    except Diverged as error:
+        what, reason = "diverged", str(error)
+    except HoldfastError as error:
+        what, reason = "crash", str(error)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        what = "crash"
+        reason = f"{type(error).__name__}: {str(error)[:REASON]} ({Path(where.filename).name}, line {where.lineno})"
+    return Failure(what, reason.encode("utf-8", "replace").decode(), inbox.job.round_index, inbox.job.phase)
+
+
 def train(method: Method, context: ClientContext, stage: Stage, sums: dict[str, Tensor]) -> int:
     """Runs a stage; adds each loss term to `sums` and returns the number of batches."""
     count = 0
@@ -136,8 +163,8 @@ def train(method: Method, context: ClientContext, stage: Stage, sums: dict[str, 
     return count
 
 
-def diverged(state: ClientState, job: Job, lr: float) -> HoldfastError:
-    return HoldfastError(
+def diverged(state: ClientState, job: Job, lr: float) -> Diverged:
+    return Diverged(
         f"the loss of client {state.client} is no longer finite in round {job.round_index + 1}; "
         f"lower train.lr (now {lr:g}) and run again; the rounds before it are in the record"
     )

@@ -7,6 +7,8 @@ from pydantic.dataclasses import dataclass
 
 from holdfast.settings import STRICT, setting
 
+TIMEOUT = 3600.0  # seconds
+
 
 @dataclass(frozen=True, config=STRICT)
 class RunSettings:
@@ -19,4 +21,7 @@ class RunSettings:
     )
     workers: Annotated[int, Field(ge=1, le=1024)] | None = setting(
         None, "worker processes of the pool; default: one per core, or four per GPU"
+    )
+    timeout: Annotated[float, Field(gt=0)] = setting(
+        TIMEOUT, "seconds after which a worker that has not finished one client's work is replaced"
     )

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.client.client import encoder_of
 from holdfast.client.data import ClientImages
-from holdfast.client.training import ClientWork
+from holdfast.client.training import ClientWork, attempt
 from holdfast.data.images import DataSet
 from holdfast.engines.pool import DONE, FAILED, INFER
 from holdfast.errors import HoldfastError
@@ -18,8 +18,9 @@ from holdfast.machine import one_thread
 from holdfast.methods import method_of
 from holdfast.protocol.codec import pack, unpack
 from holdfast.protocol.enrolment import Enrolment
-from holdfast.protocol.messages import Encoder, Inbox, InferenceRequest, Job, Teachers
+from holdfast.protocol.messages import Encoder, Failure, Inbox, InferenceRequest, Job, Teachers
 from holdfast.protocol.state import ClientState
+from holdfast.simulation.faults import Faults
 
 
 def serve(connection: Connection, work: ClientWork) -> None:
@@ -35,14 +36,22 @@ def serve(connection: Connection, work: ClientWork) -> None:
                 parts = [_infer(work, message, content)]
             else:
                 assert message is not None
-                state, reply, shares = work(ClientState.from_bytes(content), message)
+                outcome = attempt(work, ClientState.from_bytes(content), message)
+                if isinstance(outcome, Failure):
+                    _fail(connection, outcome)
+                    continue
+                state, reply, shares = outcome
                 parts = [state.to_bytes(), reply.to_bytes(), *(share.to_bytes() for share in shares)]
         except HoldfastError as error:
-            connection.send_bytes(FAILED)
-            connection.send_bytes(str(error).encode())
+            _fail(connection, Failure("crash", str(error)))
             continue
         for part in (DONE, str(len(parts)).encode(), *parts):
             connection.send_bytes(part)
+
+
+def _fail(connection: Connection, failure: Failure) -> None:
+    connection.send_bytes(FAILED)
+    connection.send_bytes(failure.to_bytes())
 
 
 def _infer(work: ClientWork, request: InferenceRequest, content: bytes) -> bytes:
@@ -67,7 +76,10 @@ def build_work(folder: Path, device: torch.device) -> ClientWork:
         encoder = encoder_of(message, enrolment.spec.image_size).to(device)
     data = DataSet.mapped(folder)
     train, test = (ClientImages(part, data.classes) for part in (data.train, data.test))
-    return ClientWork(enrolment, method_of(enrolment.method), train, device, encoder, test)
+    work = ClientWork(enrolment, method_of(enrolment.method), train, device, encoder, test)
+    if (folder / "faults").exists():
+        return Faults.from_bytes((folder / "faults").read_bytes()).within(work)
+    return work
 
 
 def main(handle: int) -> None:

@@ -12,9 +12,11 @@ from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
 from holdfast.methods.base import Losses
 from holdfast.methods.context import ClientContext
+from holdfast.methods.roles import ExtrasForm
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
-from holdfast.protocol.messages import Extras
+from holdfast.protocol.checks import Like
+from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
 
@@ -59,6 +61,16 @@ class AFC(shared.ProxyMethod):
         tuned = super().finish_task(context)
         found = {**importance_sums(context), **(tuned.tensors if tuned else {})}
         return Extras("classifier and importances", found)
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        """As for PODNet, and sums of squares; without tuning and nearest-mean prediction only these come."""
+        form = super().extras_form(model, phase, most)
+        if phase == "begin" or form is None:
+            return form
+        sums = {f"importance{stage}": Like((channels,), least=0) for stage, channels in enumerate(model.channels)}
+        if self.inference == "nme":
+            return ExtrasForm({**form.required, **sums}, form.optional)
+        return ExtrasForm(sums, {**form.required, **form.optional})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         super().merge(model, extras, seed, round_index)

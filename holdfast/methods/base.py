@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.losses import cross_entropy
 from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.herding import herd
-from holdfast.methods.roles import DetectorKind, NoTeachers, PrototypeSharing, TeacherSelection
+from holdfast.methods.roles import DetectorKind, ExtrasForm, NoTeachers, PrototypeSharing, TeacherSelection
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
@@ -126,6 +126,12 @@ class Method:
         return {"classification": cross_entropy(context.model(batch.images).logits, batch.labels)}
 
     # on the server
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        """What the tensors of a client's extras must look like in this phase, for the server to check before it merges
+        them; `most` is the largest number of images that a client may have. By default nothing is told, and the server
+        checks only that they are finite and not too many."""
+        return None
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         """Updates the server's model from the extras of its clients, in the order of the clients; by default nothing.

@@ -13,8 +13,10 @@ from torch import Tensor
 from holdfast.losses import cross_entropy, distillation
 from holdfast.methods.base import CE, Losses
 from holdfast.methods.context import Batch, ClientContext, Stage
+from holdfast.methods.roles import ExtrasForm
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.protocol.checks import Like
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
@@ -96,6 +98,9 @@ class BiC(Replay):
         labels = context.positions_of(ids)
         scale, shift = fit_correction(logits, labels, context.registry.growths[-1])
         return Extras("bias", {"scale": scale, "shift": shift, "images": torch.tensor(len(ids))})
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        return ExtrasForm({"scale": Like((), least=0), "shift": Like(()), "images": Like((), torch.int64, 1, most)})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         for name, neutral in (("scale", 1.0), ("shift", 0.0)):

@@ -13,9 +13,10 @@ from torch import Tensor
 from holdfast.losses import nca
 from holdfast.methods.base import CE, Losses, Method
 from holdfast.methods.context import Batch, ClientContext, Stage
-from holdfast.methods.roles import LastModel, TeacherSelection
+from holdfast.methods.roles import ExtrasForm, LastModel, TeacherSelection
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.protocol.checks import Like
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
@@ -33,6 +34,15 @@ def class_sums(context: ClientContext, ids: Tensor) -> Extras:
     labels = context.positions_of(ids)
     sums = torch.zeros(len(context.registry.names), features.shape[1]).index_add_(0, labels, features)
     return Extras("class sums", {"sums": sums, "counts": torch.bincount(labels, minlength=len(sums))})
+
+
+def class_sums_form(model: IncrementalModel, most: int) -> dict[str, Like]:
+    """What `class_sums` of a client with at most `most` images look like: two unit vectors per image at most."""
+    classes = sum(model.growths)
+    return {
+        "sums": Like((classes, model.features), least=-2 * most, most=2 * most),
+        "counts": Like((classes,), torch.int64, 0, most),
+    }
 
 
 def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
@@ -82,6 +92,9 @@ class NearestMean(Replay):
 
     def finish_task(self, context: ClientContext) -> Extras | None:
         return class_sums(context, context.exemplars)
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        return ExtrasForm(class_sums_form(model, most))
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if extras:
@@ -166,7 +179,7 @@ def tuned_classifier(context: ClientContext, epochs: int, rate: float) -> dict[s
 
 def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None:
     """Averages all proxies over the clients that tuned them, weighted by the numbers of exemplars."""
-    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors)]
+    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors) and e.tensors["images"] > 0]
     for name in (name for name in (tuned[0].tensors if tuned else ()) if name.startswith("blocks.")):
         model.get_parameter(name).data.copy_(mean_of(tuned, name))
 
@@ -202,6 +215,14 @@ class ProxyMethod(NearestMean):
         if self.inference == "nme":
             found |= class_sums(context, context.exemplars).tensors
         return Extras("classifier", {**found, "images": torch.tensor(len(context.exemplars))}) if found else None
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        if phase == "begin":
+            return ExtrasForm(class_sums_form(model, most))
+        assert isinstance(model, ProxyModel)
+        required = class_sums_form(model, most) if self.inference == "nme" else {}
+        tuned = {f"blocks.{i}.weight": Like(tuple(weight.shape)) for i, weight in enumerate(model.proxies)}
+        return ExtrasForm({**required, "images": Like((), torch.int64, 0, most)}, tuned)
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if not extras or extras[0].kind == "class sums":

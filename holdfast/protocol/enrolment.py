@@ -53,9 +53,10 @@ class Enrolment:
     training: Training
     memory: int  # exemplars that the client may keep
     seed: int
+    max_samples: int = 1_000_000  # images that it may say it has trained on
 
     def to_bytes(self) -> bytes:
-        facts = {name: getattr(self, name) for name in ("client", "memory", "seed")}
+        facts = {name: getattr(self, name) for name in ("client", "memory", "seed", "max_samples")}
         parts = {name: asdict(getattr(self, name)) for name in ("spec", "transform", "training")}
         return pack(self.kind, {}, {**facts, **parts, "method": dict(self.method)})
 
@@ -88,6 +89,7 @@ class Enrolment:
             ),
             facts.integer("memory"),
             facts.integer("seed", most=2**63 - 1),
+            facts.integer("max_samples", 1),
         )
 
 

@@ -15,12 +15,24 @@ from pydantic.dataclasses import dataclass
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic, write_json
+from holdfast.methods.settings import with_aggregator
 from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
-NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
+NEWER: Tree = {
+    "plan": {"observe": "present", "max_samples": 1_000_000, "quorum": 1, "retries": 2, "over_select": 0},
+    "model": {"width": 64},
+    "train": {
+        "trim": 0.2,
+        "hostile": 1,
+        "clip": False,
+        "server_optimiser": "none",
+        "server_momentum": 0.9,
+        "server_beta": 0.99,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -145,7 +157,8 @@ def read_config(run: Path) -> Tree | None:
         return None
     if not isinstance(tree.get("method"), dict) or not all(isinstance(tree.get(name, {}), dict) for name in NEWER):
         raise source.damaged("config.toml", "it names no method, or a section is not a table")
-    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
+    filled = {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
+    return {**filled, "train": with_aggregator({"weighting": "uniform", **filled["train"]})}
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:

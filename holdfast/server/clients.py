@@ -9,6 +9,7 @@ import numpy as np
 from holdfast.protocol.messages import (
     Announcement,
     Broadcast,
+    Failure,
     Job,
     PrototypeShare,
     Reply,
@@ -30,22 +31,26 @@ class Opened:
     alarmed: np.ndarray = field(default_factory=lambda: NOBODY)  # clients whose detector raised an alarm, ascending
 
 
+Answers = list[tuple[int, Reply | Failure]]  # by whom; in any order, and some may be missing or there twice
+Shares = list[tuple[int, PrototypeShare]]  # by whom, which the proxy knows until it has checked them
+
+
 class Clients(Protocol):
-    """All clients of a federation, as its round loop sees them. Lists are in the order of client numbers."""
+    """All clients of a federation, as its round loop sees them."""
 
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         """The first message of a round, to every present client. Observers get the model: the selected ones as part of
         their first job, others as this broadcast. All others get the broadcast without its model."""
         ...
 
-    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> list[Reply]:
-        """The replies of the selected clients in the phase "begin" or "finish"."""
+    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> Answers:
+        """The answers of these clients in the phase "begin" or "finish"."""
         ...
 
     def train(
         self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
-    ) -> tuple[list[Reply], list[PrototypeShare]]:
-        """The replies of the selected clients, and what they share with the proxy; `done` is called per client."""
+    ) -> tuple[Answers, Shares]:
+        """The answers of these clients, and what they share with the proxy; `done` is called per client."""
         ...
 
     def end_task(self, message: TaskEnded) -> None:

@@ -232,5 +232,6 @@ def _select(
                 f"plan.selected={settings.selected}, but round {round_index + 1} has only {len(present)} clients; "
                 "select fewer or raise plan.clients"
             )
-        selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, settings.selected)))
+        count = settings.selected + settings.over_select
+        selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, count)))
     return tuple(selected)

@@ -10,12 +10,15 @@ import numpy as np
 from torch import Tensor
 
 from holdfast.client.training import ClientWork
-from holdfast.protocol.messages import InferenceRequest, Job, Phase, Reply, RoundClosed
+from holdfast.protocol.checks import Refusal
+from holdfast.protocol.messages import InferenceRequest, Job, Phase, Reply, RoundClosed, Teachers
 from holdfast.proxy.selectors import encoder_bytes
-from holdfast.server.clients import Clients
+from holdfast.server.clients import Answers, Clients, Shares
+from holdfast.server.collection import Collection, collect, require_update
 from holdfast.server.evaluation import confusion
 from holdfast.server.metrics import Counts
 from holdfast.simulation.engine import Engine, ImageGroup
+from holdfast.simulation.faults import FaultyClients
 from holdfast.simulation.federation import Federation, SimulatedClients
 from holdfast.simulation.scoring import score_detection, score_model
 
@@ -52,6 +55,8 @@ def run_rounds(
     the simulated ones unless others are given."""
     work = federation.work()
     reached = clients or SimulatedClients(federation, engine, work)
+    if federation.faults is not None:
+        reached = FaultyClients(reached, federation.faults)
     for round_index in range(start, federation.plan.rounds):
         yield _run_round(federation, engine, work, reached, round_index, done)
 
@@ -67,6 +72,7 @@ def _run_round(
     plan, server, selector = federation.plan, federation.server, federation.selector
     selected, present = plan.selected[round_index], np.flatnonzero(plan.joined <= round_index)
     clock, sent = Clock(), Bytes()
+    refused: list[Refusal] = []
     with clock("grow"):
         grown = _grow(federation, round_index)
     with clock("observe"):
@@ -80,14 +86,18 @@ def _run_round(
         detection = score_detection(plan, round_index, opened.observed, opened.alarmed, noticed)
     with clock("begin"):
         if grown:
-            _collect_extras(federation, clients, round_index, "begin", sent)
-    with clock("train"):
+            refused += _collect_extras(federation, clients, round_index, "begin", sent, clock)
+    with clock("check"):
         job, teachers = _job(federation, round_index, "train"), selector.teachers(server.latest_growth)
-        replies, shares = clients.train(job, teachers, selected, done)
-        sent.down += job.size * len(selected)
-        sent.up += sum(reply.size for reply in replies)
+        found, shares = _train(federation, clients, job, teachers, done, sent, clock)
+        refused += found.refused
+        replies = found.usable if len(found.replies) >= federation.quorum.least else []
+        trained = [client for client, reply in replies if reply.weights]
     with clock("aggregate"):
-        server.aggregate(replies)
+        require_update(found, any(reply.weights for reply in found.replies.values()), "update", round_index)
+        outliers = server.aggregate(replies)
+        refused += outliers
+        left_out = {one.client for one in outliers if one.kind == "outlier"}
     with clock("remember"):
         if plan.ends_task(round_index) and federation.method.keeps_memory:
             ended = server.task_ended(round_index)
@@ -97,11 +107,15 @@ def _run_round(
             sent.task_end = ended.size * (len(present) - asked)
     with clock("finish"):
         if plan.ends_task(round_index):
-            _collect_extras(federation, clients, round_index, "finish", sent)
+            refused += _collect_extras(federation, clients, round_index, "finish", sent, clock)
+        with clock("check"):
+            server.require_finite(round_index)
         clients.close_round(RoundClosed(round_index), selected)
     with clock("proxy"):
         model = server.global_model(round_index)
-        judged = selector.judge(model, shares)
+        with clock("check"):
+            admitted, refused_shares = selector.admit(model.growths, shares)
+        judged = selector.judge(model, admitted)
     with clock("evaluate"):
         seen = plan.seen(round_index)
         counts = _evaluate(federation, engine, work, seen)
@@ -110,9 +124,12 @@ def _run_round(
         "task": plan.task_of_round(round_index) + 1,
         "classes_seen": len(seen),
         **score_model(plan, round_index, counts, federation.enrolment.seed),
-        "losses": _mean_losses(replies),
+        "losses": _mean_losses([reply for _, reply in replies]),
         "selected": list(selected),
-        "trained": [c for c, reply in zip(selected, replies, strict=True) if reply.weights],
+        "trained": [c for c in trained if c not in left_out],
+        "refused": [one.to_json() for one in (*refused, *refused_shares)],
+        "missing": found.missing,
+        "attempts": found.attempts,
         "grown": list(grown),
         "detector": detection,
         "proxy": judged,
@@ -121,12 +138,14 @@ def _run_round(
             "proxy": {
                 "encoder": encoder_bytes(selector) * int((plan.joined == round_index).sum()),
                 "teachers": teachers.size * len(selected),
-                "shares": sum(share.size for share in shares),
+                "shares": sum(share.size for _, share in shares),
                 "models": model.size if selector.is_party else 0,
             },
         },
         "seconds": clock.seconds,
     }
+    if federation.faults is not None:
+        line["faults"] = sorted(federation.faults.happened)
     return Round(line, counts)
 
 
@@ -139,16 +158,64 @@ def _grow(federation: Federation, round_index: int) -> tuple[str, ...]:
     return server.grow([federation.data.classes[c] for c in new], round_index)
 
 
-def _collect_extras(federation: Federation, clients: Clients, round_index: int, phase: Phase, sent: Bytes) -> None:
-    """Asks the round's clients for what the method wants to know beyond their models, if anything, and tells it."""
-    method, server, selected = federation.method, federation.server, federation.plan.selected[round_index]
+def _train(
+    federation: Federation,
+    clients: Clients,
+    job: Job,
+    teachers: Teachers,
+    done: Callable[[], None],
+    sent: Bytes,
+    clock: "Clock",
+) -> tuple[Collection, Shares]:
+    """The checked replies to a job, and what clients sent the proxy beside them."""
+    shares: Shares = []
+    tick = done
+
+    def ask(waiting: Sequence[int]) -> Answers:
+        nonlocal tick
+        with clock("train"):
+            answers, more = clients.train(job, teachers, waiting, tick)
+        tick = _nothing  # a client that is asked again has been counted
+        shares.extend(more)
+        sent.down += job.size * len(waiting)
+        sent.up += sum(answer.size for _, answer in answers)
+        return answers
+
+    return _collected(federation, job, ask), shares
+
+
+def _collect_extras(
+    federation: Federation, clients: Clients, round_index: int, phase: Phase, sent: Bytes, clock: "Clock"
+) -> list[Refusal]:
+    """Asks the round's clients for what the method wants to know beyond their models, if anything, and tells it;
+    returns what could not be used."""
+    method, server = federation.method, federation.server
     if not method.collects_extras(phase):
-        return
-    job = _job(federation, round_index, phase)
-    replies = clients.collect_extras(job, federation.selector.teachers(server.latest_growth), selected)
-    server.merge(method, replies, round_index)
-    sent.down += job.size * len(selected)
-    sent.extras += sum(reply.extra_size for reply in replies)
+        return []
+    job, teachers = _job(federation, round_index, phase), federation.selector.teachers(server.latest_growth)
+
+    def ask(waiting: Sequence[int]) -> Answers:
+        with clock(phase):
+            answers = clients.collect_extras(job, teachers, waiting)
+        sent.down += job.size * len(waiting)
+        sent.extras += sum(answer.extra_size for _, answer in answers if isinstance(answer, Reply))
+        return answers
+
+    with clock("check"):
+        found = _collected(federation, job, ask)
+    require_update(found, bool(found.replies), f"extras ({phase} phase)", round_index)
+    server.merge(method, [reply for _, reply in found.usable], round_index)
+    return found.refused
+
+
+def _collected(federation: Federation, job: Job, ask: Callable[[Sequence[int]], Answers]) -> Collection:
+    most = federation.enrolment.max_samples
+    check = federation.server.check(federation.method, job.round_index, job.phase, most)
+    return collect(ask, federation.plan.selected[job.round_index], check, federation.quorum)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _job(federation: Federation, round_index: int, phase: Phase) -> Job:
@@ -185,13 +252,18 @@ def _mean_losses(replies: Sequence[Reply]) -> dict[str, float]:
 
 
 class Clock:
-    """Seconds by phase."""
+    """Seconds by phase. Those of a phase within another count for the inner one alone."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._within = [0.0]  # what inner phases have taken, by depth
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        self._within.append(0.0)
         start = perf_counter()
         yield
-        self.seconds[phase] = round(perf_counter() - start, 4)
+        taken = perf_counter() - start
+        own = taken - self._within.pop()
+        self._within[-1] += taken
+        self.seconds[phase] = round(self.seconds.get(phase, 0.0) + own, 4)

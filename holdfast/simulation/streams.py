@@ -39,7 +39,7 @@ def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
     selected = []
     for round_index in range(rounds):
         present = [client for client, since in enumerate(joined) if since <= round_index]
-        count = min(settings.selected, len(present))
+        count = min(settings.selected + settings.over_select, len(present))
         selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, count)))
     growths = tuple(zip(starts, tasks, strict=True))
     return Plan(tasks, starts, settings.rounds, tuple(arrivals), tuple(selected), growths, groups)
