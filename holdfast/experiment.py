@@ -147,19 +147,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     device = choose_device(config.run.device)
     setup = selector_setup(config, data, device)
     model = config.method.build_model(setup.spec, torch_generator(config.seed, "model")).to(device)
-    train = config.train
-    given = {field.name: getattr(train, field.name) for field in fields(Preset)}
-    optimiser = Preset(**{key: value for key, value in given.items() if value is not None})
-    enrolment = Enrolment(
-        client=0,
-        method=to_tree(config)["method"],
-        spec=setup.spec,
-        transform=setup.transform,
-        training=Training(train.epochs, train.batch, optimiser),
-        memory=config.plan.memory,
-        seed=config.seed,
-        max_samples=config.plan.max_samples,
-    )
+    train, enrolment = config.train, enrolment_of(config, setup)
     if config.plan.quorum > min(map(len, plan.selected)):
         raise HoldfastError(
             f"plan.quorum={config.plan.quorum}, but a round has only {min(map(len, plan.selected))} clients; "
@@ -182,6 +170,22 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         device,
         Quorum(config.plan.quorum, config.plan.retries),
         faults,
+    )
+
+
+def enrolment_of(config: Config, setup: SelectorSetup) -> Enrolment:
+    """What every client is told; its number differs."""
+    train = config.train
+    given = {field.name: getattr(train, field.name) for field in fields(Preset)}
+    return Enrolment(
+        client=0,
+        method=to_tree(config)["method"],
+        spec=setup.spec,
+        transform=setup.transform,
+        training=Training(train.epochs, train.batch, Preset(**{k: v for k, v in given.items() if v is not None})),
+        memory=config.plan.memory,
+        seed=config.seed,
+        max_samples=config.plan.max_samples,
     )
 
 
