@@ -66,7 +66,9 @@ class Authority:
         write_atomic(folder / "ca.crt", pem(self.certificate))
         write_secret(folder / "ca.key", key_pem(self.key))
 
-    def issue(self, name: str, key: Key, hosts: Sequence[str] = (), number: int | None = None, days: int = 825) -> bytes:
+    def issue(
+        self, name: str, key: Key, hosts: Sequence[str] = (), number: int | None = None, days: int = 825
+    ) -> bytes:
         """A certificate of a party by its role: `server`, `proxy`, or `site:<name>` with the site's number."""
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
         if number is not None:
@@ -84,7 +86,9 @@ class Authority:
         return pem(builder.sign(self.key, hashes.SHA384()))
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -162,10 +166,14 @@ def check_certificate(certificate: x509.Certificate, authority: x509.Certificate
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise HoldfastError(f"{what} is not signed by this federation's CA; ask for a kit of this federation") from error
+        raise HoldfastError(
+            f"{what} is not signed by this federation's CA; ask for a kit of this federation"
+        ) from error
     now = datetime.now(UTC)
     if now > certificate.not_valid_after_utc:
-        raise HoldfastError(f"{what} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; ask for a new kit")
+        raise HoldfastError(
+            f"{what} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; ask for a new kit"
+        )
     if now < certificate.not_valid_before_utc:
         raise HoldfastError(
             f"{what} is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; set this machine's clock"

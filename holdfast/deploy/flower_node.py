@@ -71,7 +71,9 @@ class FlowerNode:
         while not stopped():
             try:
                 self._connected(stopped)
-            except (httpx.HTTPError, RuntimeError) as error:
+            except Unwelcome:
+                raise
+            except (httpx.HTTPError, RuntimeError, HoldfastError) as error:
                 log.warning("no connection to the server at %s (%s); trying again", self.address, brief(error))
                 _wait(PATIENCE, stopped)
 

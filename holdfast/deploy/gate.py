@@ -90,6 +90,8 @@ class Gate:
             self._failed = error
 
     def stop(self) -> None:
+        if not hasattr(self, "_server"):
+            return
         self._server.should_exit = True
         self._server.force_exit = True
         self._thread.join(10)

@@ -100,10 +100,14 @@ class Provision:
         }
         for channel in ("coordinator", "proxy"):
             if (folder / f"{channel}.crt").exists():
-                prints[f"own certificate, {channel}'s channel"] = fingerprint(load_certificate(folder / f"{channel}.crt"))
+                prints[f"own certificate, {channel}'s channel"] = fingerprint(
+                    load_certificate(folder / f"{channel}.crt")
+                )
         lines = [f"- {what}: `{value}`" for what, value in prints.items()]
         who = f"the site {name}" if role == "site" else f"the {role}"
-        warning = "\n**For tests only: the secret seeds of this federation are shared.**\n" * self.agreement.shared_seeds
+        warning = (
+            "\n**For tests only: the secret seeds of this federation are shared.**\n" * self.agreement.shared_seeds
+        )
         extra = {"server": "", "proxy": "", "site": "\nFOLDER holds one folder of images per class.\n"}[role]
         return f"""# Start-up kit of {who} in the federation {self.agreement.name}
 

@@ -181,7 +181,9 @@ def agreement_of(tree: Mapping[str, Any], where: str) -> Agreement:
     if plan.growth != "announce" or plan.observe != "selected":
         raise HoldfastError(f"{where}: a deployed federation needs plan.growth=announce and plan.observe=selected")
     if agreement.config.method.all_at_once:
-        raise HoldfastError(f"{where}: the method {agreement.config.method.name} needs all classes at once; use another")
+        raise HoldfastError(
+            f"{where}: the method {agreement.config.method.name} needs all classes at once; use another"
+        )
     return agreement
 
 

@@ -69,11 +69,13 @@ class ClientContext:
         inbox: Inbox,
         model: IncrementalModel,
         frozen: FrozenModel,
+        secret: int | None = None,
     ) -> None:
         self.enrolment, self.images, self.state = enrolment, images, state
         self.job, self.model = inbox.job, model
         self.registry = self.job.registry
         self.training, self.transform, self.seed = enrolment.training, enrolment.transform, enrolment.seed
+        self._secret = self.seed if secret is None else secret
         self.device = next(model.parameters()).device
         self.growth_of = self.registry.growth_of.to(self.device)
         self.notes: dict[str, Tensor] = dict(state.notes)  # what a method writes here is kept for the client's next job
@@ -192,7 +194,14 @@ class ClientContext:
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """This client's own random stream, for one purpose in this round."""
-        return torch_generator(self.seed, "round", self.job.round_index, "client", self.state.client, *purpose)
+        return self._stream(self.seed, purpose)
+
+    def secret_generator(self, *purpose: str | int) -> torch.Generator:
+        """The same from a seed that no other party knows, for noise that protects; in a simulation the same seed."""
+        return self._stream(self._secret, purpose)
+
+    def _stream(self, seed: int, purpose: Sequence[str | int]) -> torch.Generator:
+        return torch_generator(seed, "round", self.job.round_index, "client", self.state.client, *purpose)
 
     def batches(self, ids: Tensor, epoch: int) -> Iterator[Batch]:
         """All of `ids` once, in random order, augmented."""
