@@ -22,8 +22,8 @@ app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 for command in (compare, reproduce, report, export, run, resume, show, predict, plan, methods, settings):
     app.command()(command)
-for command in (provision, serve, proxy, join):
-    app.command(rich_help_panel="A real federation")(command)
+for party in (provision, serve, proxy, join):
+    app.command(rich_help_panel="A real federation")(party)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.console import console
+from holdfast.cli.console import out as console
 from holdfast.errors import HoldfastError
 
 KitArg = Annotated[Path, typer.Argument(help="the party's start-up kit", show_default=False)]

@@ -148,7 +148,7 @@ class FlowerCourier:
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         with self._control() as control:
             run_id = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
-        interceptors = [
+        interceptors: list[Any] = [
             RuntimeVersionHttpInterceptor(component_name="SuperExec"),
             SuperExecAuthHttpInterceptor(
                 master_secret=secret, protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"})

@@ -140,8 +140,8 @@ class ProxyService:
             admitted, refused = self.selector.admit(model.growths, offered)
             found = self.selector.judge(model, admitted)
         self.refused += len(refused)
-        for one in refused:
-            log.warning("round %d: a share was refused: %s", model.round_index + 1, one.reason)
+        for refusal in refused:
+            log.warning("round %d: a share was refused: %s", model.round_index + 1, refusal.reason)
         with self.changed:
             self.judged = model.round_index
             self.taken |= {one.name for one in files}
