@@ -1,5 +1,6 @@
 """holdfast provision, serve, proxy, join, status, replay: a real federation."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,3 +119,35 @@ def _report(findings: Any) -> None:
     """Prints what was tried; the first thing that is wrong ends the command."""
     for what in findings:
         console.print(f"ok: {what}", highlight=False, soft_wrap=True)
+
+
+def replay(
+    record: Annotated[Path, typer.Argument(help="the server's record: KIT/state/record", show_default=False)],
+    kits: Annotated[list[Path], typer.Argument(help="the kits of the sites, with their state", show_default=False)],
+) -> None:
+    """Compute a real federation again as a simulation, and compare its global models round by round."""
+    _needs_extra()
+    from holdfast.deploy.replay import Compared
+    from holdfast.deploy.replay import replay as run
+
+    def tell(one: Compared) -> None:
+        verdict = "equal" if one.same else "DIFFERENT"
+        console.print(f"round {one.round}: {verdict} ({one.found[:16]})", highlight=False)
+
+    found = run(record, kits, tell)
+    different = [one.round for one in found if not one.same]
+    if different:
+        raise HoldfastError(f"{len(different)} of {len(found)} rounds differ from the simulation, first {different[0]}")
+    console.print(f"all {len(found)} global models equal the simulation to the bit", highlight=False)
+
+
+def status(
+    kit: KitArg,
+    state: StateOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
+) -> None:
+    """Show how a party is doing: who is connected, which round, how good the model is."""
+    from holdfast.deploy.status import read_status, told
+
+    facts = read_status(state or kit / "state")
+    print(json.dumps(facts, indent=1) if as_json else told(facts))

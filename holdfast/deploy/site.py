@@ -273,7 +273,8 @@ class Site:
         self.client_.receive(Arrival(train.holdings, (train.images, train.classes)))
         if train.files:
             self.client_.receive(TransitionNotice(round_index))
-        facts = {"round": round_index, "train": train.files, "tests": tests.files}
+        place = str(self.folder.place.resolve())
+        facts = {"round": round_index, "folder": place, "train": train.files, "tests": tests.files}
         write_json(self.root / f"arrival-{ledger.arrivals}.json", facts)
         ledger.arrivals += 1
         log.info("round %d: %d images of %d classes", round_index + 1, len(train.pixels), len(train.files))
