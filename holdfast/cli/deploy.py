@@ -124,6 +124,9 @@ def _report(findings: Any) -> None:
 def replay(
     record: Annotated[Path, typer.Argument(help="the server's record: KIT/state/record", show_default=False)],
     kits: Annotated[list[Path], typer.Argument(help="the kits of the sites, with their state", show_default=False)],
+    images: Annotated[
+        Path | None, typer.Option(help="a folder per site with the images that have left the site's own folder")
+    ] = None,
 ) -> None:
     """Compute a real federation again as a simulation, and compare its global models round by round."""
     _needs_extra()
@@ -134,7 +137,7 @@ def replay(
         verdict = "equal" if one.same else "DIFFERENT"
         console.print(f"round {one.round}: {verdict} ({one.found[:16]})", highlight=False)
 
-    found = run(record, kits, tell)
+    found = run(record, kits, images, tell)
     different = [one.round for one in found if not one.same]
     if different:
         raise HoldfastError(f"{len(different)} of {len(found)} rounds differ from the simulation, first {different[0]}")

@@ -65,6 +65,7 @@ class Deployed(Clients):
         self.counted: list[int] = []
         self.evaluations: dict[str, Evaluation] = {}  # of the model that the round began with
         self.away: dict[str, str] = {}  # sites that did not reach the proxy
+        self.announced: dict[int, Announcement] = {}
         self.opened = Opened()
 
     # outside of rounds
@@ -95,7 +96,7 @@ class Deployed(Clients):
 
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         self.opened, self.counted, self.evaluations, self.away = Opened([]), [], {}, {}
-        self._announced: dict[int, Announcement] = {}
+        self.announced = {}
         self._usable: set[int] = set()  # sites whose replies can be used
         others = [number for number in self.ready if number not in selected]
         parts = {"broadcast": Broadcast(broadcast.round_index, broadcast.registry).to_bytes()}
@@ -182,8 +183,8 @@ class Deployed(Clients):
             log.warning("%s: %s", site, error)
             return
         [number] = [number for number, name in self.names.items() if name == site]
-        self._announced.setdefault(number, one)
-        self.opened.announcements = [self._announced[number] for number in sorted(self._announced)]
+        self.announced.setdefault(number, one)
+        self.opened.announcements = [self.announced[number] for number in sorted(self.announced)]
         self.opened.announced_bytes = sum(one.size for one in self.opened.announcements)
 
     def _take_counts(self, site: str, answer: Envelope, registry: Registry, known: int) -> None:

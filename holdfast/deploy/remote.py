@@ -3,11 +3,10 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.deploy.clients import Deployed
 from holdfast.deploy.envelope import Envelope
-from holdfast.deploy.proxy_link import ProxyLink
 from holdfast.deploy.site import ProxyAway
 from holdfast.files import write_atomic
 from holdfast.protocol.checks import Refusal
@@ -20,13 +19,19 @@ UNSENT = 20  # models that are kept for a proxy that is away
 log = logging.getLogger("holdfast.deploy")
 
 
+class ModelSink(Protocol):
+    """The proxy as the server sees it. Raises `ProxyAway` if there is no answer."""
+
+    def put_model(self, run: str, counted: list[str], model: GlobalModel) -> None: ...
+
+
 class RemoteSelector(LastModelSelector):
     """Sends models; those that the proxy could not take are sent later, in their order."""
 
     sent = TWO
     is_party = True
 
-    def __init__(self, link: ProxyLink, clients: Deployed, folder: Path) -> None:
+    def __init__(self, link: ModelSink, clients: Deployed, folder: Path) -> None:
         super().__init__()
         self.link, self.clients, self.folder = link, clients, folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

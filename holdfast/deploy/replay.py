@@ -93,8 +93,14 @@ class Compared:
         return self.recorded == self.found
 
 
-def replay(record: Path, kits: Sequence[Path], done: Callable[[Compared], None] = lambda _: None) -> list[Compared]:
-    """The digests of all rounds; `kits` are those of the sites, with their state."""
+def replay(
+    record: Path,
+    kits: Sequence[Path],
+    images: Path | None = None,
+    done: Callable[[Compared], None] = lambda _: None,
+) -> list[Compared]:
+    """The digests of all rounds; `kits` are those of the sites, with their state. Images that have left a site's folder
+    are looked for in `images`/<site>/."""
     lines = _read_lines(record)
     sites = [read_kit(kit, "site") for kit in kits]
     if not sites:
@@ -105,7 +111,7 @@ def replay(record: Path, kits: Sequence[Path], done: Callable[[Compared], None] 
     _require_all(lines, sites)
     if has_proxy(agreement) and not agreement.shared_seeds:
         raise HoldfastError("the proxy and the sites of this federation have secret seeds, so nobody can compute it again")
-    data, arrivals = _world(lines, sites, agreement.config.data.size or 0)
+    data, arrivals = _world(lines, sites, agreement.config.data.size or 0, images)
     plan = _plan(lines, data.classes, arrivals, agreement.config.plan.rounds)
     return _run(sites[0], lines, data, plan, done)
 
@@ -156,7 +162,7 @@ def _require_all(lines: Lines, sites: Sequence[Kit]) -> None:
                 raise HoldfastError(f"the site {line['sites'][str(number)]} was counted, but its kit is not given")
 
 
-def _world(lines: Lines, sites: Sequence[Kit], size: int) -> tuple[DataSet, list[list[tuple[int, dict[str, list[int]]]]]]:
+def _world(lines: Lines, sites: Sequence[Kit], size: int, images_of: Path | None) -> tuple[DataSet, list[list[tuple[int, dict[str, list[int]]]]]]:
     """All images that sites have trained on, and what came to each: (round, class -> rows), in time order."""
     pixels: list[np.ndarray] = []
     labels: list[str] = []
@@ -172,7 +178,7 @@ def _world(lines: Lines, sites: Sequence[Kit], size: int) -> tuple[DataSet, list
                     key = site.number, file
                     if key not in rows:
                         rows[key] = len(pixels)
-                        pixels.append(decode_image(Path(facts["folder"]) / file, size, file))
+                        pixels.append(decode_image(_place(site, facts["folder"], file, images_of), size, file))
                         labels.append(name)
                     held.setdefault(name, []).append(rows[key])
             arrivals[site.number].append((facts["round"], held))
@@ -180,6 +186,14 @@ def _world(lines: Lines, sites: Sequence[Kit], size: int) -> tuple[DataSet, list
     numbers = torch.tensor([classes.index(name) for name in labels], dtype=torch.int64)
     images = ImageSet(Images(torch.from_numpy(np.stack(pixels))), numbers)
     return DataSet("replay", classes, images, images, folder.MEAN, folder.STD, False), arrivals
+
+
+def _place(site: Kit, folder: str, file: str, images: Path | None) -> Path:
+    """Where an image is, or was kept for a replay."""
+    here = Path(folder) / file
+    if here.exists() or images is None:
+        return here
+    return images / site.name / file
 
 
 def _log_of(site: Kit) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from holdfast.deploy.envelope import Envelope
 from holdfast.deploy.live import LiveFederation, LivePlan
 from holdfast.deploy.party import has_proxy, setup_of
 from holdfast.deploy.proxy_link import ProxyLink
-from holdfast.deploy.remote import RemoteSelector
+from holdfast.deploy.remote import ModelSink, RemoteSelector
 from holdfast.deploy.settings import Kit
 from holdfast.deploy.summary import figures_of, write_summary
 from holdfast.errors import HoldfastError
@@ -55,7 +55,7 @@ class Later:
 
     def detection(self, round_index: int, opened: Opened) -> dict[str, Any]:
         """Who noticed; a server cannot know who should have."""
-        return {"noticed": [self.clients.names[n] for n in sorted(self.clients._announced)]}
+        return {"noticed": [self.clients.names[n] for n in sorted(self.clients.announced)]}
 
     def model(self, round_index: int) -> tuple[dict[str, Any], Counts]:
         return {}, np.zeros((0, 1), dtype=np.int64)
@@ -64,7 +64,14 @@ class Later:
 class GlobalServer:
     """The server of one federation, its record and its checkpoints."""
 
-    def __init__(self, kit: Kit, state: Path, courier: Courier, wire: Callable[[], dict[str, int]] = dict) -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        state: Path,
+        courier: Courier,
+        wire: Callable[[], dict[str, int]] = dict,
+        link: ModelSink | None = None,
+    ) -> None:
         self.kit, self.state, self.courier, self.wire = kit, state, courier, wire
         agreement, config = kit.agreement, kit.agreement.config
         self.config, self.rounds = config, agreement.rounds
@@ -73,13 +80,13 @@ class GlobalServer:
         self.server = Server(model, config.seed, aggregation_of(config.train))
         self.folder = state / "record"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.accuracy: float | None = None
         self.clients = Deployed(
             courier, agreement.digest, self._run_name(), self._check, self.rounds.minimum, self.rounds.deadline
         )
-        self.link = ProxyLink(kit) if has_proxy(agreement) else None
         selector = (
-            RemoteSelector(self.link, self.clients, state / "unsent")
-            if self.link
+            RemoteSelector(link or ProxyLink(kit), self.clients, state / "unsent")
+            if has_proxy(agreement)
             else build_selector(config.method, setup)
         )
         plan = LivePlan(self.server, config.plan.rounds, self.rounds.total, config.seed, config.plan.selected)
@@ -240,7 +247,7 @@ class GlobalServer:
             "state": what,
             "round": self.done,
             "classes": len(self.server.registry.names),
-            "accuracy": getattr(self, "accuracy", None),
+            "accuracy": self.accuracy,
             "refused": self.refused,
             "bytes": self.wire(),
             "sites": sites,

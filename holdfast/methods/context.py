@@ -36,6 +36,10 @@ class ImageSource(Protocol):
         """The images (N, 3, S, S) as uint8."""
         ...
 
+    def identity(self, ids: Tensor) -> Tensor:
+        """Ids that are the same for an image in the data and for its copy in the memory."""
+        ...
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -172,6 +176,10 @@ class ClientContext:
     def labels_of(self, ids: Tensor) -> Tensor:
         """The same on the device."""
         return self.positions_of(ids).to(self.device)
+
+    def without(self, ids: Tensor, left_out: Tensor) -> Tensor:
+        """`ids` without the images of `left_out`, whether these are in the data, in the memory or in both."""
+        return ids[~torch.isin(self.images.identity(ids), self.images.identity(left_out))]
 
     # passes and batches
 
