@@ -27,9 +27,9 @@ def images() -> dict:
     return glyphs(4, 24)
 
 
-def start(folder: Path, method: str, images: dict, total: int = 6) -> LocalFederation:
+def start(folder: Path, method: str, images: dict, total: int = 6, pause: bool = True) -> LocalFederation:
     """North has two classes, south one of them; the others come later."""
-    federation = LocalFederation(folder, METHODS[method], ["north", "south"], total)
+    federation = LocalFederation(folder, METHODS[method], ["north", "south"], total, pause=pause)
     write_images(federation.images("north"), {name: images[name][:12] for name in ("class-0", "class-1")})
     write_images(federation.images("south"), {"class-1": images["class-1"][12:]})
     return federation

@@ -41,7 +41,7 @@ def serve_through(federation: LocalFederation, kills: int = 100) -> int:
 @pytest.mark.parametrize("method", ["fedavg", "lga"])
 @pytest.mark.parametrize("moment", ["before the work", "after the work", "after the answer"])
 def test_a_killed_server_goes_on_with_the_same_bits(method: str, moment: str, images: dict, tmp_path: Path) -> None:  # noqa: F811
-    federation = start(tmp_path, method, images, total=4)
+    federation = start(tmp_path, method, images, total=4, pause=False)
     left = {(1, "train"), (2, "train"), (3, "train")}
 
     def kill(site: str, blob: bytes) -> None:
@@ -65,7 +65,7 @@ def test_a_killed_server_goes_on_with_the_same_bits(method: str, moment: str, im
 @pytest.mark.parametrize("where", ["_arrive", "_tell", "_share", "_keep", "_write", "after"])
 def test_a_site_killed_anywhere_loses_nothing(where: str, images: dict, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     """It is started again and gets the round's job again; the proxy has its shares once."""
-    federation = start(tmp_path, LGA, images, total=4)
+    federation = start(tmp_path, LGA, images, total=4, pause=False)
     killed: list[int] = []
 
     def deliver(site: str, blob: bytes, again: bool = False) -> bytes | None:
@@ -81,8 +81,6 @@ def test_a_site_killed_anywhere_loses_nothing(where: str, images: dict, tmp_path
                     patch.setattr(Site, where, _killed)
                     with pytest.raises(Killed):
                         federation.site(site).handle(blob)
-                if where == "_arrive" and round_index:
-                    assert True
             federation.kill(site)
         return federation.site(site).handle(blob)
 
@@ -102,7 +100,7 @@ def test_a_site_killed_anywhere_loses_nothing(where: str, images: dict, tmp_path
 @pytest.mark.parametrize("method", ["fedavg", "lga"])
 def test_a_round_in_which_a_site_was_not_counted_is_taken_back(method: str, images: dict, tmp_path: Path) -> None:  # noqa: F811
     """South has trained and shared in round 2, but its answer was too late; in round 3 it did not hear at all."""
-    federation = start(tmp_path, method, images, total=6)
+    federation = start(tmp_path, method, images, total=6, pause=False)
     grow_later(federation, images)
     arrive = federation.courier.before
 
@@ -121,7 +119,7 @@ def test_a_round_in_which_a_site_was_not_counted_is_taken_back(method: str, imag
 
 
 def test_an_unusable_reply_is_refused_with_its_reason(images: dict, tmp_path: Path) -> None:  # noqa: F811
-    federation = start(tmp_path, "fedavg", images, total=4)
+    federation = start(tmp_path, "fedavg", images, total=4, pause=False)
 
     def spoil(site: str, blob: bytes, answer: bytes) -> bytes:
         if (site, *phase(blob)) != ("north", 2, "train"):
@@ -146,12 +144,12 @@ def test_an_unusable_reply_is_refused_with_its_reason(images: dict, tmp_path: Pa
 
 
 def test_stale_foreign_and_damaged_messages_change_nothing(images: dict, tmp_path: Path) -> None:  # noqa: F811
-    federation = start(tmp_path, "fedavg", images, total=3)
+    federation = start(tmp_path, "fedavg", images, total=3, pause=False)
     federation.server().serve(lambda: False)
     site = federation.site("north")
     orders = {phase(blob): blob for name, blob in federation.courier.down if name == "north"}
-    answers = {phase(blob): federation.courier.up[i][1] for i, blob in enumerate([]) }
-    before = (site.root / "site.json").read_bytes()
+    ledger = site.root / "site.json"
+    before = ledger.read_bytes()
 
     def said(blob: bytes) -> str:
         return Envelope.from_bytes(site.handle(blob)).facts.get("error", "")
@@ -163,14 +161,13 @@ def test_stale_foreign_and_damaged_messages_change_nothing(images: dict, tmp_pat
     assert said(orders[2, "train"][:-5])  # cut short
     assert "unknown phase" in said(Envelope({**good.facts, "round": 3, "phase": "own"}, good.parts).to_bytes())
     assert said(Envelope({**good.facts, "round": 3}, good.parts).to_bytes())  # a job of another round
-    assert (site.root / "site.json").read_bytes() == before
+    assert ledger.read_bytes() == before
     again = Envelope.from_bytes(site.handle(orders[2, "train"]))
     assert "error" not in again.facts  # the same answer from the store
-    assert not answers
 
 
 def test_without_the_proxy_training_goes_on_and_says_so(images: dict, tmp_path: Path) -> None:  # noqa: F811
-    federation = start(tmp_path, LGA, images, total=5)
+    federation = start(tmp_path, LGA, images, total=5, pause=False)
     proxy = federation.proxy
 
     def go(site: str, blob: bytes) -> None:
@@ -189,7 +186,7 @@ def test_without_the_proxy_training_goes_on_and_says_so(images: dict, tmp_path: 
 
 
 def test_a_proxy_that_is_killed_goes_on(images: dict, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
-    federation = start(tmp_path, LGA, images, total=5)
+    federation = start(tmp_path, LGA, images, total=5, pause=False)
     proxy, killed = federation.proxy, []
     judge = type(proxy.service)._judge
 
@@ -222,7 +219,7 @@ def test_a_proxy_that_is_killed_goes_on(images: dict, tmp_path: Path, monkeypatc
 
 
 def test_shares_are_taken_once_and_by_role(images: dict, tmp_path: Path) -> None:  # noqa: F811
-    federation = start(tmp_path, LGA, images, total=3)
+    federation = start(tmp_path, LGA, images, total=3, pause=False)
     federation.server().serve(lambda: False)
     service = federation.proxy.service
     [shares] = [
@@ -247,7 +244,7 @@ def test_shares_are_taken_once_and_by_role(images: dict, tmp_path: Path) -> None
 
 def test_random_kills_of_all_parties(images: dict, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     """Twelve kills at drawn moments of sites and of the server, in one run."""
-    federation = start(tmp_path, LGA, images, total=6)
+    federation = start(tmp_path, LGA, images, total=6, pause=False)
     grow_later(federation, images)
     arrive, rng, count = federation.courier.before, generator(5, "kills"), [0]
 
@@ -277,12 +274,12 @@ def test_random_kills_of_all_parties(images: dict, tmp_path: Path, monkeypatch) 
 
 
 def test_sites_evaluate_on_images_that_they_hold_out(images: dict, tmp_path: Path) -> None:  # noqa: F811
-    federation = start(tmp_path, "fedavg", images, total=4)
+    federation = start(tmp_path, "fedavg", images, total=4, pause=False)
     federation.server().serve(lambda: False)
     record = lines(federation.record)
     sites = record[-1]["evaluation"]["sites"]
     counts = json.loads((federation.record / "result.json").read_text())["confusion"]
-    assert set(sites) == {"north", "south"}
+    assert set(sites) == {"north"}  # of south's twelve images of one class chance holds out none
     total = np.array(counts).sum()
     assert record[-1]["evaluation"]["images"] == total > 0
     assert record[-1]["accuracy"] == np.trace(np.array(counts)) / total
