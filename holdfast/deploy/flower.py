@@ -21,13 +21,18 @@ from typing import Any
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_files
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+from flwr.common.serde import fab_to_proto, message_from_proto, run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest, PullTaskInputRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
@@ -37,7 +42,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from holdfast.deploy.courier import Failure
-from holdfast.deploy.flower_node import ENTRY, RECORD, blob_of, brief
+from holdfast.deploy.flower_node import ENTRY, PULL, RECORD, blob_of, brief
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
 
@@ -146,8 +151,13 @@ class FlowerCourier:
         """Starts a run and takes its task, as the process that would run its app."""
         content = build_fab_from_files(APP)[0]
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        last = self.folder / "run_id"
         with self._control() as control:
+            if last.exists():  # or its open messages would still be delivered
+                with suppress(httpx.HTTPStatusError, ValueError):
+                    control.StopRun(StopRunRequest(run_id=int(last.read_text())))
             run_id = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+        write_atomic(last, str(run_id).encode())
         interceptors: list[Any] = [
             RuntimeVersionHttpInterceptor(component_name="SuperExec"),
             SuperExecAuthHttpInterceptor(
@@ -250,6 +260,28 @@ class FlowerCourier:
         [sent] = self.grid.push_messages([Message(content, node, "query", ttl=TTL)])
         return str(sent)
 
-    def _pull(self, waiting: Mapping[str, str]) -> list[Any]:
+    def _pull(self, waiting: Mapping[str, str]) -> list[Message]:
+        """The answers that have come. Flower's own `pull_messages` waits a second for each that is still being sent."""
         assert self.grid is not None
-        return list(self.grid.pull_messages(list(waiting))) if waiting else []
+        if not waiting:
+            return []
+        client, run_id, node = self.grid._runtime_client, self.grid.run.run_id, self.grid.node
+        pulled = client.PullMessages(PullAppMessagesRequest(message_ids=list(waiting)))
+        found = []
+        for envelope, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+            if envelope.HasField("error"):
+                found.append(message_from_proto(envelope))
+                continue
+            try:
+                message: Message = pull_and_inflate_object_from_tree(
+                    tree,
+                    make_pull_object_fn_protobuf(client.PullObject, node, run_id),
+                    make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run_id),
+                    return_type=Message,
+                    **PULL,
+                )
+            except ObjectPullError as error:  # its site has died while it was sending
+                log.warning("an answer did not come through (%s)", brief(error))
+                continue
+            found.append(message)
+        return found

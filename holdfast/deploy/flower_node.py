@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -36,7 +37,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree, push_objects
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -45,7 +46,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from holdfast.errors import HoldfastError
 
 POLL = 0.25  # seconds between two questions for a message
-PATIENCE = 5.0  # seconds between two attempts to connect
+PATIENCE = 2.0  # seconds between two attempts to connect
+PULL: dict[str, Any] = {"initial_backoff": 0.05, "backoff_cap": 1.0, "max_time": 600.0, "max_tries_per_object": None}
 RECORD, ENTRY = "holdfast", "blob"
 
 log = logging.getLogger("holdfast.deploy")
@@ -107,7 +109,12 @@ class FlowerNode:
         pulled = client.PullMessages(PullMessagesRequest(node=node))
         if not pulled.messages_list:
             return False
-        message = _inflated(client, node, message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0])
+        envelope, tree = message_from_proto(pulled.messages_list[0]), pulled.message_object_trees[0]
+        try:
+            message = _inflated(client, node, envelope, tree)
+        except (httpx.HTTPStatusError, ObjectPullError) as error:  # of a server that has died; its successor asks again
+            log.warning("a message could not be read (%s)", brief(error))
+            return True
         started = time.monotonic()
         answer = Message(_content(self.handle(blob_of(message))), reply_to=message)
         try:
@@ -124,6 +131,7 @@ def _inflated(client: FleetHttpClient, node: Node, envelope: Message, tree: Obje
         make_pull_object_fn_protobuf(client.PullObject, node, run_id),
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run_id),
         return_type=Message,
+        **PULL,
     )
     message.metadata.__dict__["_message_id"] = tree.object_id
     return message

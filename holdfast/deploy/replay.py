@@ -110,7 +110,9 @@ def replay(
         raise HoldfastError("these kits are not of the same federation")
     _require_all(lines, sites)
     if has_proxy(agreement) and not agreement.shared_seeds:
-        raise HoldfastError("the proxy and the sites of this federation have secret seeds, so nobody can compute it again")
+        raise HoldfastError(
+            "the proxy and the sites of this federation have secret seeds, so nobody can compute it again"
+        )
     data, arrivals = _world(lines, sites, agreement.config.data.size or 0, images)
     plan = _plan(lines, data.classes, arrivals, agreement.config.plan.rounds)
     return _run(sites[0], lines, data, plan, done)
@@ -162,7 +164,9 @@ def _require_all(lines: Lines, sites: Sequence[Kit]) -> None:
                 raise HoldfastError(f"the site {line['sites'][str(number)]} was counted, but its kit is not given")
 
 
-def _world(lines: Lines, sites: Sequence[Kit], size: int, images_of: Path | None) -> tuple[DataSet, list[list[tuple[int, dict[str, list[int]]]]]]:
+def _world(
+    lines: Lines, sites: Sequence[Kit], size: int, images_of: Path | None
+) -> tuple[DataSet, list[list[tuple[int, dict[str, list[int]]]]]]:
     """All images that sites have trained on, and what came to each: (round, class -> rows), in time order."""
     pixels: list[np.ndarray] = []
     labels: list[str] = []
@@ -220,9 +224,7 @@ def _plan(
         for mine in arrivals
     )
     joined = [mine[0].round_index for mine in frozen]
-    selected = tuple(
-        tuple(number for number in line["counted"] if joined[number] <= r) for r, line in enumerate(lines)
-    )
+    selected = tuple(tuple(number for number in line["counted"] if joined[number] <= r) for r, line in enumerate(lines))
     return ReplayPlan(
         tasks=((),),
         starts=(0,),

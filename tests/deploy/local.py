@@ -99,7 +99,9 @@ class LocalCourier:
 class LocalFederation:
     """Kits, folders and parties."""
 
-    def __init__(self, folder: Path, method: str, sites: Sequence[str], total: int, rounds: int = 3, pause: bool = True) -> None:
+    def __init__(
+        self, folder: Path, method: str, sites: Sequence[str], total: int, rounds: int = 3, pause: bool = True
+    ) -> None:
         self.folder, self.names = folder, list(sites)
         text = federation_toml(method, sites, [9, 10], total, rounds=rounds)
         text = text.replace("[rounds]", f"[rounds]\npause = {str(pause).lower()}")

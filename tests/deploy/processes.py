@@ -51,7 +51,13 @@ def write_images(folder: Path, images: Mapping[str, Sequence[Any]]) -> None:
 
 
 def federation_toml(
-    method: str, sites: Sequence[str], ports: Sequence[int], total: int, extra: str = "", rounds: int = 3, size: int = SIZE
+    method: str,
+    sites: Sequence[str],
+    ports: Sequence[int],
+    total: int,
+    extra: str = "",
+    rounds: int = 3,
+    size: int = SIZE,
 ) -> str:
     names = ", ".join(f'"{site}"' for site in sites)
     return f"""

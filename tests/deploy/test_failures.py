@@ -222,9 +222,7 @@ def test_shares_are_taken_once_and_by_role(images: dict, tmp_path: Path) -> None
     federation = start(tmp_path, LGA, images, total=3, pause=False)
     federation.server().serve(lambda: False)
     service = federation.proxy.service
-    [shares] = [
-        blob for role, name, blob in federation.proxy.bytes if (role, name) == ("site:south", "put_shares")
-    ]
+    [shares] = [blob for role, name, blob in federation.proxy.bytes if (role, name) == ("site:south", "put_shares")]
     pool = len(service.selector.gallery())
     assert service.put_shares("site:south", Envelope.from_bytes(shares)).facts == {"taken": False}  # replayed
     assert not list((service.state / "shares").glob("*"))

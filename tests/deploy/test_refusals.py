@@ -116,7 +116,9 @@ def test_the_gate_refuses_strangers_each_with_a_sentence(kits: Path, gate: list,
     assert len(gate) == before
 
 
-@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet/../control/x"])
+@pytest.mark.parametrize(
+    "path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet/../control/x"]
+)
 def test_only_the_fleet_goes_through_the_gate(path: str, kits: Path, gate: list) -> None:
     agreement = read_kit(kits / "site-north", "site").agreement
     verify = str(kits / "site-north" / "coordinator-ca.crt")
@@ -126,7 +128,9 @@ def test_only_the_fleet_goes_through_the_gate(path: str, kits: Path, gate: list)
 def test_an_oversized_message_is_refused_before_it_is_read(kits: Path, gate: list) -> None:
     agreement = read_kit(kits / "site-north", "site").agreement
     verify = str(kits / "site-north" / "coordinator-ca.crt")
-    answer = httpx.post(f"https://{agreement.server.address}/v1/fleet/push-object", content=b"x" * 200_000, verify=verify)
+    answer = httpx.post(
+        f"https://{agreement.server.address}/v1/fleet/push-object", content=b"x" * 200_000, verify=verify
+    )
     assert answer.status_code == 413
     assert "max_megabytes" in answer.text
 
