@@ -143,6 +143,11 @@ class LocalFederation:
         return server
 
     @property
+    def courier_run(self) -> str:
+        """The name of the run, which every message carries."""
+        return str(Envelope.from_bytes(self.courier.down[0][1]).facts["run"])
+
+    @property
     def record(self) -> Path:
         return self.folder / "kits" / "server" / "state" / "record"
 
