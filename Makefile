@@ -25,7 +25,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 torture: $(VENV)/.installed-dev
-	$(BIN)/python scripts/torture.py --kills 50
+	$(BIN)/python scripts/torture.py kills --kills 50
+	$(BIN)/python scripts/torture.py bad-clients
+	$(BIN)/python scripts/torture.py soak
+	$(BIN)/python scripts/torture.py table
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

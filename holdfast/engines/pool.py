@@ -22,7 +22,7 @@ from holdfast.data.images import DataSet
 from holdfast.engines.settings import TIMEOUT
 from holdfast.errors import HoldfastError
 from holdfast.models.passes import CHUNK
-from holdfast.protocol.codec import pack, unpack
+from holdfast.protocol.codec import MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import Encoder, Failure, Inbox, InferenceRequest, PrototypeShare, Reply
 from holdfast.protocol.state import ClientState
@@ -30,6 +30,7 @@ from holdfast.simulation.engine import ImageGroup
 from holdfast.simulation.faults import Faults
 
 ATTEMPTS = 3  # per piece of work, when workers die
+START = 300.0  # seconds more for the first piece of a worker, which has to start
 HANGS = 2  # per piece of work, when workers hang
 SHARED = Path("/dev/shm")
 PREFIX = "holdfast-pool-"
@@ -56,9 +57,10 @@ class Worker:
     connection: Connection
     piece: int | None = None
     due: float = 0.0
+    ready: bool = False  # has it answered before?
 
     def take(self, index: int, place: Path, pieces: Sequence[Piece], timeout: float) -> None:
-        self.piece, self.due = index, time.monotonic() + timeout
+        self.piece, self.due = index, time.monotonic() + timeout + (0 if self.ready else START)
         try:
             for part in (os.fsencode(place), pieces[index].kind, pieces[index].content):
                 self.connection.send_bytes(part)
@@ -67,10 +69,10 @@ class Worker:
 
     def answer(self) -> list[bytes] | Failure:
         if self.connection.recv_bytes() == FAILED:
-            self.piece = None
+            self.piece, self.ready = None, True
             return Failure.from_bytes(self.connection.recv_bytes())
         parts = [self.connection.recv_bytes() for _ in range(int(self.connection.recv_bytes()))]
-        self.piece = None
+        self.piece, self.ready = None, True
         return parts
 
 
@@ -126,11 +128,11 @@ class Pool:
             if isinstance(answer, Failure):
                 yield replace(answer, round_index=inbox.job.round_index, phase=inbox.job.phase)
                 continue
-            yield (
-                ClientState.from_bytes(answer[0]),
-                Reply.from_bytes(answer[1]),
-                tuple(map(PrototypeShare.from_bytes, answer[2:])),
-            )
+            try:
+                state, reply = ClientState.from_bytes(answer[0]), Reply.from_bytes(answer[1])
+                yield state, reply, tuple(map(PrototypeShare.from_bytes, answer[2:]))
+            except MalformedMessage as error:
+                yield Failure("malformed", str(error), inbox.job.round_index, inbox.job.phase)
 
     def infer(self, work: ClientWork, request: InferenceRequest, groups: Sequence[ImageGroup]) -> list[Tensor]:
         place = self._post(request=request.to_bytes())

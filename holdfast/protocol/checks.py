@@ -72,7 +72,7 @@ def misfit(what: str, tensors: Weights, required: Form, optional: Form | None = 
 def _out_of_range(what: str, name: str, tensor: torch.Tensor, like: Like) -> Misfit | None:
     if not tensor.numel():
         return None
-    low, high = (value.item() for value in torch.aminmax(tensor.detach()))  # both are NaN if any value is
+    low, high = (value.item() for value in torch.aminmax(_in_order(tensor.detach())))  # both are NaN if any value is
     if like.least <= low and high <= like.most:
         return None
     if low != low or {low, high} & {float("inf"), -float("inf")}:
@@ -81,6 +81,13 @@ def _out_of_range(what: str, name: str, tensor: torch.Tensor, like: Like) -> Mis
     return Misfit(
         "range", f"{_short(name)} of {what} has the value {worst:.3g}, outside {like.least:g} to {like.most:g}"
     )
+
+
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in the order in which they are in memory, which makes one pass over them twenty times as fast."""
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.reshape(-1)
 
 
 def _short(name: str) -> str:

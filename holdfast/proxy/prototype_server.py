@@ -163,7 +163,7 @@ class PrototypeServer(LastModelSelector):
         """All of a round's prototypes as one batch (Eqs. 9-10)."""
         settings, size, device = self.settings, self.setup.spec.image_size, self.setup.device
         names = shares[0].gradient
-        gradients = {name: torch.stack([share.gradient[name] for share in shares]).to(device) for name in names}
+        gradients = {name: torch.cat([share.gradient[name][None] for share in shares]).to(device) for name in names}
         labels = labels_of(gradients)
         rng = torch_generator(self.setup.seed, "proxy", "start", round_index)
         noise = torch.randn((len(shares), 3, size, size), generator=rng).to(device)

@@ -19,6 +19,7 @@ from holdfast.server import metrics
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 NAMED = 30  # up to this many classes are named beside the confusion matrix
+REFUSED = 200  # rows of what was refused
 MANY = 200  # with more classes than this, all pairs would make the page too large
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
@@ -53,6 +54,7 @@ def details(view: View, name: str, is_open: bool) -> str:
         _forgetting(view),
         _fairness(view),
         _detector(view),
+        _refused(view),
         _bytes(view),
         _seconds(view),
     ]
@@ -179,6 +181,28 @@ def _detector(view: View) -> str:
     more = "" if len(clients) == len(shown) else f" The first {len(shown)} of {len(clients)} clients."
     link = html.link([["event", "client", "round"], *rows], "detector.csv")
     return html.section("Detector", html.figure(chart, f"{words}{more} {link}"))
+
+
+def _refused(view: View) -> str:
+    """What the server and the proxy did not use, of whom and why, and whose answers were missing; empty if nothing."""
+    rows = []
+    for line in view.lines:
+        where = str(line["round"])
+        told = line.get("refused", [])  # older records have none
+        rows += [[where, _client(view, one["client"]), one["kind"], one["reason"]] for one in told]
+        heard = {one["client"] for one in told}
+        missing = [client for client in line.get("missing", []) if client not in heard]
+        rows += [[where, _client(view, client), "missing", "no answer came in time"] for client in missing]
+    if not rows:
+        return ""
+    note = "Only this was left out; everything else of the round counts."
+    if len(rows) > REFUSED:
+        note += f" The first {REFUSED} of {len(rows)}; all are in record.jsonl."
+    return html.section("Refused", html.table(note, ["round", "client", "what", "why"], rows[:REFUSED], "refused.csv"))
+
+
+def _client(view: View, number: int) -> str:
+    return view.clients.name(number) if view.clients else f"client {number}"
 
 
 def _bytes(view: View) -> str:

@@ -51,7 +51,7 @@ class Collection:
         return problem if problem is not None and problem.kind == "late" else None
 
     @property
-    def usable(self) -> list[Answer]:
+    def usable(self) -> list[tuple[int, Reply]]:
         """The replies that count, in the order of client numbers."""
         return sorted(self.replies.items())
 
@@ -96,7 +96,8 @@ def require_update(found: Collection, useful: bool, what: str, round_index: int)
         return
     first, others = found.unusable[0], len({one.client for one in found.unusable}) - 1
     more = f" (and {others} more)" if others else ""
-    hint = "" if first.kind in ("diverged", "crash") else "; lower train.lr or the method's own rates, and run again"
-    raise HoldfastError(
-        f"no client's {what} could be used in round {round_index + 1}: client {first.client}{more}: {first.reason}{hint}"
-    )
+    hint = "; lower train.lr or the method's own rates; the rounds before it are in the record"
+    if first.kind in ("diverged", *AGAIN):
+        hint = ""  # the reason says what to do
+    who = f"client {first.client}{more}"
+    raise HoldfastError(f"no client's {what} could be used in round {round_index + 1}: {who}: {first.reason}{hint}")

@@ -16,8 +16,8 @@ RATES = {"momentum": 1.0, "adam": 0.01}
 
 
 class ServerOptimiser:
-    """none: the aggregate is the new model. momentum: v = beta v + d and x + rate v, where d leads from the model to the
-    aggregate. adam: m = beta1 m + (1 - beta1) d, v = beta2 v + (1 - beta2) d^2 and x + rate m / (sqrt(v) + tau)."""
+    """Where d leads from the model x to the aggregate: without an optimiser x + d; momentum: v = beta v + d and
+    x + rate v; adam: m = beta1 m + (1 - beta1) d, v = beta2 v + (1 - beta2) d^2 and x + rate m / (sqrt(v) + tau)."""
 
     def __init__(self, settings: Aggregation) -> None:
         self.kind, self.momentum, self.beta = settings.optimiser, settings.momentum, settings.beta

@@ -128,8 +128,8 @@ class Server:
         problem = misfit("the global model", self.weights, model_form(self.weights))
         if problem is not None:
             raise HoldfastError(
-                f"after round {round_index + 1} {problem.reason}; lower train.lr, train.server_rate or the method's own "
-                "rates and run again; the rounds before it are in the record"
+                f"after round {round_index + 1} {problem.reason}; lower train.lr, train.server_rate or the method's "
+                "own rates and run again; the rounds before it are in the record"
             )
 
     # to a checkpoint and back

@@ -77,7 +77,7 @@ class Faults:
             return False
         if rule.clients is not None and client not in rule.clients:
             return False
-        path = ("faults", kind, round_index, *([attempt] if attempt else []))
+        path: tuple[str | int, ...] = ("faults", kind, round_index, *([attempt] if attempt else []))
         if rule.count is not None:
             chosen = [c for c in self.selected[round_index] if rule.clients is None or c in rule.clients]
             return client in draw(generator(self.seed, *path), chosen, rule.count)
@@ -181,7 +181,7 @@ def corrupted(reply: Reply, kind: str, base: Weights, rule: FaultRule) -> Reply:
 
 def _last_value(tensors: Weights, value: float) -> dict[str, Tensor]:
     changed = dict(tensors)
-    for name in [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()][-1:]:
+    for name in sorted(n for n, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel())[-1:]:
         changed[name] = tensors[name].clone(memory_format=torch.contiguous_format)
         changed[name].view(-1)[-1] = value
     return changed
@@ -197,7 +197,7 @@ def _scaled(tensors: Weights, base: Weights, factor: float) -> dict[str, Tensor]
 
 
 def _first(tensors: Weights, change: Callable[[str, Tensor], tuple[str, Tensor]]) -> dict[str, Tensor]:
-    pairs = list(tensors.items())
+    pairs = sorted(tensors.items())  # by name, because the order is lost on the wire
     return dict([change(*pair) for pair in pairs[:1]] + pairs[1:])
 
 

@@ -49,7 +49,7 @@ class Federation:
     growth: str = "schedule"  # or announce
     observe: str = "present"  # or selected
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    quorum: Quorum = Quorum()
+    quorum: Quorum = field(default_factory=Quorum)
     faults: Faults | None = None  # what is made to go wrong
 
     def __post_init__(self) -> None:

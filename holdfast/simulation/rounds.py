@@ -191,7 +191,7 @@ def run_round(
         sent.announced = opened.announced_bytes if federation.growth == "announce" else 0
         detection = scoring.detection(round_index, opened)
     with clock("aggregate"):
-        require_update(found, any(reply.weights for reply in found.replies.values()), "update", round_index)
+        require_update(found, any(reply.weights for _, reply in found.usable), "update", round_index)
         outliers = server.aggregate(replies)
         refused += outliers
         left_out = {one.client for one in outliers if one.kind == "outlier"}
@@ -213,6 +213,8 @@ def run_round(
         with clock("check"):
             admitted, refused_shares = selector.admit(model.growths, shares)
         judged = selector.judge(model, admitted)
+        if refused_shares:
+            judged["refused"] = judged.get("refused", 0) + len(refused_shares)
     with clock("evaluate"):
         figures, counts = scoring.model(round_index)
     line = {

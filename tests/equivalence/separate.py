@@ -15,6 +15,7 @@ from holdfast.protocol.messages import (
     Announcement,
     Broadcast,
     Encoder,
+    Failure,
     Job,
     Message,
     PrototypeShare,
@@ -27,7 +28,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.state import ClientState
 from holdfast.seeding import generator
-from holdfast.server.clients import Clients, Opened
+from holdfast.server.clients import Answers, Clients, Opened, Shares
 from holdfast.simulation.federation import Federation
 
 
@@ -100,8 +101,14 @@ class SeparateClients(Clients):
         private = self.private[number]
         if number not in self.loaded:
             images = ClientImages(private.images, private.classes)
-            self.loaded[number] = Client.load(self.folder / str(number), images)
+            self.loaded[number] = self._faulty(Client.load(self.folder / str(number), images))
         return self.loaded[number]
+
+    def _faulty(self, client: Client) -> Client:
+        """The client with the faults of the config inside of its work."""
+        if self.federation.faults is not None:
+            client._work = self.federation.faults.within(client.work)
+        return client
 
     def _copy_of(self, number: int) -> Client:
         """The same client again, which can be asked without changing it."""
@@ -121,7 +128,7 @@ class SeparateClients(Clients):
         encoder = self.federation.selector.encoder
         if encoder is not None:
             client.receive(decode(Encoder(encoder.state_dict()).to_bytes()))
-        self.loaded[number] = client
+        self.loaded[number] = self._faulty(client)
 
     def _tell(self, number: int, *messages: Message | Arrival) -> list[Message]:
         """Tells a client something; what it is told and what it sends goes through bytes."""
@@ -180,21 +187,22 @@ class SeparateClients(Clients):
         size = sum(one.size for one in announcements.values())
         return Opened(list(announcements.values()), size, observed, alarmed)
 
-    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> list[Reply]:
-        return [self._work(number, job, teachers)[0] for number in selected]
+    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> Answers:
+        return [(number, self._work(number, job, teachers)[0]) for number in selected]
 
-    def _work(self, number: int, job: Job, teachers: Teachers) -> tuple[Reply, list[PrototypeShare]]:
+    def _work(self, number: int, job: Job, teachers: Teachers) -> tuple[Reply | Failure, list[PrototypeShare]]:
         again = self.as_billed and self.taught.get(number) == job.round_index
         self.taught[number] = job.round_index
         sent = self._tell(number, *([] if again else [teachers]), job)
-        [reply] = [message for message in sent if isinstance(message, Reply)]
+        [reply] = [message for message in sent if isinstance(message, Reply | Failure)]
         return reply, [message for message in sent if isinstance(message, PrototypeShare)]
 
     def train(
         self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
-    ) -> tuple[list[Reply], list[PrototypeShare]]:
-        outcomes = [self._work(number, job, teachers) for number in selected]
-        return [reply for reply, _ in outcomes], [share for _, shares in outcomes for share in shares]
+    ) -> tuple[Answers, Shares]:
+        outcomes = [(number, *self._work(number, job, teachers)) for number in selected]
+        answers = [(number, answer) for number, answer, _ in outcomes]
+        return answers, [(number, share) for number, _, shares in outcomes for share in shares]
 
     def end_task(self, message: TaskEnded) -> None:
         plan = self.federation.plan

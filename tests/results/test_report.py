@@ -331,6 +331,25 @@ def test_tables_have_their_numbers_as_csv(page: Page) -> None:
         assert page.csv[file][1:] == page.table(start)
 
 
+def test_who_was_refused_and_why(page: Page, tmp_path: Path) -> None:
+    """Left out where nothing was."""
+    faults = {"nan": {"clients": [1]}, "drop": {"clients": [2]}}
+    settings = {**SMALL, "plan": {**SMALL["plan"], "tasks": 1}, "method": {"name": "fedavg"}, "faults": faults}
+    run = run_to_folder(load_config(settings), tmp_path / "faulty")
+    lines = [json.loads(line) for line in (run.folder / "record.jsonl").read_text().splitlines()]
+    write_report([run.folder], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<h3>Refused</h3>" in text
+    told = [(line["round"], one) for line in lines for one in line["refused"]]
+    assert {one["client"] for _, one in told} == {1}
+    for number, one in told:
+        assert f'<td class="n">{number}</td><td>client 1</td><td>not finite</td><td>{escape(one["reason"])}' in text
+    lost = [line["round"] for line in lines if 2 in line["missing"]]
+    assert lost
+    assert all(f'<td class="n">{number}</td><td>client 2</td><td>missing</td>' in text for number in lost)
+    assert "<h3>Refused</h3>" not in page.text
+
+
 def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
     page = Page(all_page)
     results = [read_result(folder) for folder in sorted(several.iterdir())]
