@@ -166,17 +166,7 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
     check_precision(config.run.precision, device)
     model = config.method.build_model(setup.spec, torch_generator(config.seed, "model")).to(device)
     loaded = _load_weights(config, model)
-    train = config.train
-    enrolment = Enrolment(
-        client=0,
-        method=to_tree(config)["method"],
-        spec=setup.spec,
-        transform=setup.transform,
-        training=training_of(config),
-        memory=config.plan.memory,
-        seed=config.seed,
-        max_samples=config.plan.max_samples,
-    )
+    train, enrolment = config.train, enrolment_of(config, setup)
     if config.plan.quorum > min(map(len, plan.selected)):
         raise HoldfastError(
             f"plan.quorum={config.plan.quorum}, but a round has only {min(map(len, plan.selected))} clients; "
@@ -200,6 +190,20 @@ def build_federation(config: Config, data: DataSet, plan: Plan) -> Federation:
         loaded,
         Quorum(config.plan.quorum, config.plan.retries),
         faults,
+    )
+
+
+def enrolment_of(config: Config, setup: SelectorSetup) -> Enrolment:
+    """What every client is told; its number differs."""
+    return Enrolment(
+        client=0,
+        method=to_tree(config)["method"],
+        spec=setup.spec,
+        transform=setup.transform,
+        training=training_of(config),
+        memory=config.plan.memory,
+        seed=config.seed,
+        max_samples=config.plan.max_samples,
     )
 
 

@@ -65,7 +65,7 @@ perturb_steps = 10
 """
 KILLS_PER_RUN = 5
 PLACES: dict[str, tuple[Any, str]] = {
-    "round": (rounds, "_run_round"),
+    "round": (rounds, "run_round"),
     "checkpoint": (checkpoint.Checkpoints, "save"),
     "file": (os, "replace"),  # between writing a temporary file and renaming it
     "task change": (rounds, "_grow"),

@@ -11,6 +11,7 @@ from holdfast import __version__
 from holdfast.cli.bench import bench
 from holdfast.cli.console import STOPPED, stop
 from holdfast.cli.data import data
+from holdfast.cli.deploy import join, provision, proxy, replay, serve, status
 from holdfast.cli.results import compare, export, report, reproduce
 from holdfast.cli.run import plan, resume, run
 from holdfast.cli.show import methods, predict, settings, show
@@ -21,6 +22,8 @@ app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 for command in (compare, reproduce, report, export, run, resume, show, predict, plan, methods, settings):
     app.command()(command)
+for party in (provision, serve, proxy, join, status, replay):
+    app.command(rich_help_panel="A real federation")(party)
 
 
 def _print_version(wanted: bool) -> None:

@@ -47,6 +47,7 @@ class ClientWork:
         self.enrolment, self.method, self.images, self.device = enrolment, method, images, device
         self.encoder, self.test = encoder, test
         check_precision(enrolment.training.precision, device)
+        self.secret: int | None = None  # the client's own seed, which no other party knows; a simulation has none
         self._buffers: dict[str, IncrementalModel] = {}
         self._asked: InferenceRequest | None = None  # whose model is in its buffer
 
@@ -86,7 +87,7 @@ class ClientWork:
         """What the method sees of this client and this job, with the job's model ready to be trained."""
         model = self._load("student", inbox.job.registry.growths, inbox.job.weights).train().requires_grad_(True)
         enrolment = replace(self.enrolment, client=state.client)
-        return ClientContext(enrolment, self.images, state, inbox, model, self._frozen)
+        return ClientContext(enrolment, self.images, state, inbox, model, self._frozen, self.secret)
 
     def infer(self, request: InferenceRequest, ids: Tensor, *chunk: str | int) -> Tensor:
         """What a request asks about one chunk of images, on the CPU. `chunk` names it in the random stream of images

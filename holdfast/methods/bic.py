@@ -57,8 +57,7 @@ class BiC(Replay):
         return model.note_names
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
-        held = self.validation(context)
-        yield context.stage(context.everything[~torch.isin(context.everything, held)])
+        yield context.stage(context.without(context.everything, self.validation(context)))
 
     def validation(self, context: ClientContext) -> Tensor:
         """The images that are never trained on in this task: for each class of older growths the last exemplars that

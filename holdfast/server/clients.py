@@ -21,9 +21,10 @@ from holdfast.protocol.messages import (
 NOBODY = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Opened:
-    """What comes of the first message of a round."""
+    """What comes of the first message of a round. Of sites that are told with their jobs it is known once they have
+    answered."""
 
     announcements: Sequence[Announcement] = ()  # in the order of the clients; equal ones may be told once
     announced_bytes: int = 0  # of all of them

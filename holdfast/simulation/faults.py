@@ -157,6 +157,9 @@ class FlippedLabels:
     def pixels(self, ids: Tensor) -> Tensor:
         return self.images.pixels(ids)
 
+    def identity(self, ids: Tensor) -> Tensor:
+        return self.images.identity(ids)
+
 
 # in what a client sends
 

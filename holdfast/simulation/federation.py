@@ -60,6 +60,10 @@ class Federation:
         )
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        return self.data.classes
+
+    @property
     def detects(self) -> bool:
         """Do clients look at the global model's entropies to notice new classes?"""
         return detector_of(self.method.detector_kind()).observes

@@ -4,22 +4,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.client.training import ClientWork
+from holdfast.methods.base import Method
 from holdfast.protocol.checks import Refusal
+from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import InferenceRequest, Job, Phase, Reply, RoundClosed, Teachers
-from holdfast.proxy.selectors import encoder_bytes
-from holdfast.server.clients import Answers, Clients, Shares
-from holdfast.server.collection import Collection, collect, require_update
+from holdfast.proxy.selectors import TeacherSelector, encoder_bytes
+from holdfast.server.clients import Answers, Clients, Opened, Shares
+from holdfast.server.collection import Collection, Quorum, collect, require_update
 from holdfast.server.evaluation import confusion
 from holdfast.server.metrics import Counts, accuracy
+from holdfast.server.server import Server
 from holdfast.simulation.engine import Engine, ImageGroup
-from holdfast.simulation.faults import FaultyClients
+from holdfast.simulation.faults import Faults, FaultyClients
 from holdfast.simulation.federation import Federation, SimulatedClients
 from holdfast.simulation.scoring import score_detection, score_model
 
@@ -58,18 +61,114 @@ def run_rounds(
     reached = clients or SimulatedClients(federation, engine, work)
     if federation.faults is not None:
         reached = FaultyClients(reached, federation.faults)
+    truth = Truth(federation, engine, work)
     for round_index in range(start, federation.plan.rounds):
-        yield _run_round(federation, engine, work, reached, round_index, done)
+        yield run_round(federation, reached, truth, round_index, done)
 
 
-def _run_round(
-    federation: Federation,
-    engine: Engine,
-    work: ClientWork,
-    clients: Clients,
-    round_index: int,
-    done: Callable[[], None],
+class Schedule(Protocol):
+    """What the loop asks of a plan."""
+
+    @property
+    def joined(self) -> np.ndarray: ...
+
+    @property
+    def selected(self) -> Sequence[Sequence[int]]: ...
+
+    @property
+    def growths(self) -> Sequence[tuple[int, Sequence[int]]]: ...
+
+    @property
+    def rounds_per_task(self) -> int: ...
+
+    def ends_task(self, round_index: int) -> bool: ...
+
+    def task_of_round(self, round_index: int) -> int: ...
+
+    def rounds_of(self, task: int) -> range: ...
+
+
+class Parties(Protocol):
+    """The server's side of a federation, whoever its clients are."""
+
+    @property
+    def plan(self) -> Schedule: ...
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    @property
+    def method(self) -> Method: ...
+
+    @property
+    def enrolment(self) -> Enrolment: ...
+
+    @property
+    def server(self) -> Server: ...
+
+    @property
+    def selector(self) -> TeacherSelector: ...
+
+    @property
+    def growth(self) -> str: ...
+
+    @property
+    def observe(self) -> str: ...
+
+    @property
+    def detects(self) -> bool: ...
+
+    @property
+    def quorum(self) -> Quorum: ...
+
+    @property
+    def faults(self) -> Faults | None: ...
+
+
+class Scoring(Protocol):
+    """What the record says of a round beyond what the server does in it."""
+
+    def start(self) -> None:
+        """A round begins, and nobody has been told yet."""
+        ...
+
+    def detection(self, round_index: int, opened: Opened) -> dict[str, Any]:
+        """Who noticed new classes."""
+        ...
+
+    def model(self, round_index: int) -> tuple[dict[str, Any], Counts]:
+        """The figures of the round's global model, and the counts they come from."""
+        ...
+
+
+@dataclass
+class Truth:
+    """A simulation knows everything: its plan, and the test images."""
+
+    federation: Federation
+    engine: Engine
+    work: ClientWork
+
+    def start(self) -> None:
+        self._noticed = self.federation.population.noticed.copy()
+
+    def detection(self, round_index: int, opened: Opened) -> dict[str, Any]:
+        return score_detection(self.federation.plan, round_index, opened.observed, opened.alarmed, self._noticed)
+
+    def model(self, round_index: int) -> tuple[dict[str, Any], Counts]:
+        federation, plan = self.federation, self.federation.plan
+        seen = plan.seen(round_index)
+        counts = _evaluate(federation, self.engine, self.work, seen)
+        figures = {"classes_seen": len(seen), **score_model(plan, round_index, counts, federation.enrolment.seed)}
+        if plan.ends_task(round_index) and federation.method.answer_names:
+            figures["answers"] = _answers(federation, self.engine, self.work, seen)
+        return figures, counts
+
+
+def run_round(
+    federation: Parties, clients: Clients, scoring: Scoring, round_index: int, done: Callable[[], None]
 ) -> Round:
+    """One round of the server with its clients, simulated or real."""
     plan, server, selector = federation.plan, federation.server, federation.selector
     selected, present = plan.selected[round_index], np.flatnonzero(plan.joined <= round_index)
     clock, sent = Clock(), Bytes()
@@ -79,12 +178,9 @@ def _run_round(
     with clock("observe"):
         observers = present if federation.detects and federation.observe == "present" else np.asarray(selected)
         broadcast = server.broadcast(round_index, with_model=True)
-        noticed = federation.population.noticed.copy()
+        scoring.start()
         opened = clients.open_round(broadcast, selected, observers)
-        server.hear(opened.announcements if federation.growth == "announce" else ())
-        sent.announced += opened.announced_bytes if federation.growth == "announce" else 0
         sent.observed = broadcast.size * (len(observers) - len(selected))
-        detection = score_detection(plan, round_index, opened.observed, opened.alarmed, noticed)
     with clock("begin"):
         if grown:
             refused += _collect_extras(federation, clients, round_index, "begin", sent, clock)
@@ -94,6 +190,10 @@ def _run_round(
         refused += found.refused
         replies = found.usable if len(found.replies) >= federation.quorum.least else []
         trained = [client for client, reply in replies if reply.weights]
+        # Only now, because real sites announce with their replies.
+        server.hear(opened.announcements if federation.growth == "announce" else ())
+        sent.announced += opened.announced_bytes if federation.growth == "announce" else 0
+        detection = scoring.detection(round_index, opened)
     with clock("aggregate"):
         require_update(found, any(reply.weights for _, reply in found.usable), "update", round_index)
         outliers = server.aggregate(replies)
@@ -120,15 +220,11 @@ def _run_round(
         if refused_shares:
             judged["refused"] = judged.get("refused", 0) + len(refused_shares)
     with clock("evaluate"):
-        seen = plan.seen(round_index)
-        counts = _evaluate(federation, engine, work, seen)
-        answers = _answers(federation, engine, work, seen) if plan.ends_task(round_index) else {}
+        figures, counts = scoring.model(round_index)
     line = {
         "round": round_index + 1,
         "task": plan.task_of_round(round_index) + 1,
-        "classes_seen": len(seen),
-        **score_model(plan, round_index, counts, federation.enrolment.seed),
-        **({"answers": answers} if answers else {}),
+        **figures,
         "losses": _mean_losses([reply for _, reply in replies]),
         "selected": list(selected),
         "trained": [c for c in trained if c not in left_out],
@@ -154,7 +250,7 @@ def _run_round(
     return Round(line, counts)
 
 
-def _grow(federation: Federation, clients: Clients, round_index: int, sent: Bytes) -> tuple[str, ...]:
+def _grow(federation: Parties, clients: Clients, round_index: int, sent: Bytes) -> tuple[str, ...]:
     """Grows the head by what the schedule says, or by what clients announced in the round before. As long as the server
     knows no class at all there is nothing to train: it asks for the classes first."""
     server = federation.server
@@ -164,11 +260,11 @@ def _grow(federation: Federation, clients: Clients, round_index: int, sent: Byte
             server.hear(announcements)
         return server.grow(server.announced, round_index)
     new = (c for when, classes in federation.plan.growths if when == round_index for c in classes)
-    return server.grow([federation.data.classes[c] for c in new], round_index)
+    return server.grow([federation.classes[c] for c in new], round_index)
 
 
 def _train(
-    federation: Federation,
+    federation: Parties,
     clients: Clients,
     job: Job,
     teachers: Teachers,
@@ -194,7 +290,7 @@ def _train(
 
 
 def _collect_extras(
-    federation: Federation, clients: Clients, round_index: int, phase: Phase, sent: Bytes, clock: "Clock"
+    federation: Parties, clients: Clients, round_index: int, phase: Phase, sent: Bytes, clock: "Clock"
 ) -> list[Refusal]:
     """Asks the round's clients for what the method wants to know beyond their models, if anything, and tells it;
     returns what could not be used."""
@@ -217,7 +313,7 @@ def _collect_extras(
     return found.refused
 
 
-def _collected(federation: Federation, job: Job, ask: Callable[[Sequence[int]], Answers]) -> Collection:
+def _collected(federation: Parties, job: Job, ask: Callable[[Sequence[int]], Answers]) -> Collection:
     most = federation.enrolment.max_samples
     check = federation.server.check(federation.method, job.round_index, job.phase, most)
     return collect(ask, federation.plan.selected[job.round_index], check, federation.quorum)
@@ -227,7 +323,7 @@ def _nothing() -> None:
     pass
 
 
-def _job(federation: Federation, round_index: int, phase: Phase) -> Job:
+def _job(federation: Parties, round_index: int, phase: Phase) -> Job:
     """The job of a round. A server that is told nothing counts from the last growth, a round after the classes came; it
     knows the first ones at once."""
     plan = federation.plan
@@ -253,10 +349,8 @@ def _evaluate(federation: Federation, engine: Engine, work: ClientWork, seen: Se
 
 
 def _answers(federation: Federation, engine: Engine, work: ClientWork, seen: Sequence[int]) -> dict[str, float]:
-    """The accuracy by every answer that the method's model can give, if it can give more than one."""
+    """The accuracy by every answer that the method's model can give."""
     names, server, data = federation.method.answer_names, federation.server, federation.data
-    if not names:
-        return {}
     request = InferenceRequest("answers", server.registry.growths, server.weights)
     rows = torch.cat([data.test.by_class[c] for c in seen])
     scores = engine.infer(work, request, [ImageGroup("test", rows)])[0].unbind(dim=1)
