@@ -43,8 +43,8 @@ class LivePlan:
 
     @property
     def cycle(self) -> int:
-        """The rounds that a growth is trained for; the classes have come one round before."""
-        return max(1, self.rounds_per_task - 1)
+        """The rounds that a growth is trained for. Its classes have come one round before, the first ones at once."""
+        return max(1, self.rounds_per_task - (self.server.last_growth > 0))
 
     def ends_task(self, round_index: int) -> bool:
         if not self.server.registry.growths:
