@@ -31,6 +31,7 @@ from holdfast.progress import progress_bar
 from holdfast.protocol.enrolment import Enrolment, Preset, Training
 from holdfast.protocol.messages import Encoder
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
+from holdfast.results.checksums import MODEL, check_files
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import NEWER, Record, Result, only_writer, read_record, read_result, write_result
 from holdfast.results.summary import summarise
@@ -102,9 +103,9 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
             if _is_done(folder, config):  # another process finished it in the meantime
                 return Run(folder, read_result(folder), fresh=False)
             write_json(folder / "plan.json", {"data": data.fingerprint, **plan.to_json(data.classes, data.clients)})
-            checkpoints = Checkpoints(folder)
+            checkpoints = Checkpoints(folder, _identity(config))
             counts = _run(config, data, federation, folder, checkpoints, overall)
-            _write_model(folder / "model.safetensors", config, federation)
+            _write_model(folder / MODEL, config, federation)
             result = summarise(_named(config, data), plan, data.classes, read_record(folder), counts)
             accuracy_curve(result, folder / "accuracy.png")
             _draw_prototypes(federation, folder / "prototypes.png")
@@ -118,6 +119,7 @@ def resume(folder: Path) -> Run:
     """Continues a run that was stopped; a complete run is read."""
     if not (folder / "config.toml").is_file():
         raise HoldfastError(f"{folder} holds no config.toml; give the folder of a run")
+    check_files(folder)
     return run_to_folder(load_config(folder / "config.toml"), folder)
 
 

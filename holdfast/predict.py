@@ -14,6 +14,7 @@ from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
 from holdfast.models.passes import CHUNK
 from holdfast.models.stored import damaged, read_model
 from holdfast.models.transform import Transform
+from holdfast.results.checksums import MODEL, check_files
 from holdfast.seeding import torch_generator
 
 
@@ -28,7 +29,8 @@ class Guess:
 
 def predict(run: Path, images: Sequence[Path], top: int = 3) -> list[Guess]:
     """The best `top` classes of each image under the run's final model."""
-    method, model, transform, facts = _load(run / "model.safetensors")
+    check_files(run)
+    method, model, transform, facts = _load(run / MODEL)
     guesses = []
     for i in range(0, len(images), CHUNK):
         some = images[i : i + CHUNK]

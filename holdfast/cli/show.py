@@ -19,6 +19,7 @@ from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import Result, configs_of, read_clients, read_config, read_result
 from holdfast.results.runs import runs_of
+from holdfast.results.stored import stored
 from holdfast.results.tables import (
     by_protocol,
     comparison,
@@ -48,6 +49,8 @@ def show(
     runs = [run for path in runs for run in runs_of(path)]
     if not runs:
         raise HoldfastError("there is no finished run in these archives; give others")
+    for run in runs:
+        stored(run).check()
     results = [read_result(run) for run in runs]
     if metrics and len(runs) > 1:
         raise HoldfastError("--metrics is for one run; see several with 'holdfast compare --measure f1-batchwise128'")
