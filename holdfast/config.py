@@ -1,7 +1,6 @@
 """All settings: read once from TOML and flags, validated once, and frozen."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from holdfast.data.settings import DataSettings
 from holdfast.data.sources import source_of
 from holdfast.engines.settings import RunSettings
 from holdfast.errors import HoldfastError, nearest
+from holdfast.files import parse_toml, read_limited
 from holdfast.methods import METHODS
 from holdfast.methods.base import Method
 from holdfast.methods.settings import TrainSettings
@@ -25,6 +25,7 @@ from holdfast.settings import setting
 from holdfast.simulation.settings import PlanSettings
 
 Metrics = Literal["whole", "batchwise128"]
+LARGEST = 2**20  # bytes of a config
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -160,8 +161,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise HoldfastError(f"--set {text!r} is not of the form section.key=value, for example --set train.lr=0.1")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
+        return key.strip(), parse_toml(f"value = {value}")["value"]
+    except ValueError:
         return key.strip(), value
 
 
@@ -191,10 +192,10 @@ def _fields(kind: type) -> list[tuple[str, FieldInfo]]:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return parse_toml(read_limited(file, LARGEST).decode("utf-8-sig"))
     except OSError as error:
         raise HoldfastError(f"cannot read the config {file}: {error.strerror}; give the path of a TOML file") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HoldfastError(f"the config {file} is not TOML: {error}; see configs/ for examples") from error
 
 

@@ -22,7 +22,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
-from holdfast.files import unfinished, write_atomic, write_json
+from holdfast.files import parse_json, unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
 from holdfast.models.incremental import ModelSpec
 from holdfast.models.stored import write_model
@@ -34,6 +34,7 @@ from holdfast.proxy.prototype_server import SelectorSetup, build_selector
 from holdfast.results.checksums import MODEL, check_files
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import NEWER, Record, Result, only_writer, read_record, read_result, write_result
+from holdfast.results.stored import read_file
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
 from holdfast.server.metrics import Counts
@@ -239,8 +240,8 @@ def own_images(config: Config) -> bool:
 def _same_data(folder: Path, data: DataSet) -> None:
     """Refuses to continue or show a run that was started on other images."""
     try:
-        known = json.loads((folder / "plan.json").read_bytes()).get("data")
-    except (OSError, ValueError, AttributeError):
+        known = parse_json(read_file(folder, "plan.json")).get("data")
+    except (HoldfastError, ValueError, AttributeError):
         return
     if known is not None and known != data.fingerprint:
         raise HoldfastError(

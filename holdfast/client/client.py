@@ -18,11 +18,11 @@ from holdfast.client.memory import update_memory
 from holdfast.client.training import ClientWork
 from holdfast.data.images import ImageSet
 from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic
+from holdfast.files import parse_json, read_limited, write_atomic
 from holdfast.methods import method_of
 from holdfast.models.encoder import GradientEncoder
 from holdfast.models.passes import CHUNK
-from holdfast.protocol.codec import Facts, MalformedMessage, pack, unpack
+from holdfast.protocol.codec import MAX_BYTES, MAX_HEADER, Facts, MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import (
     Announcement,
@@ -284,14 +284,14 @@ class Client:
     def load(folder: Path, images: ClientImages, device: torch.device = CPU) -> "Client":
         """The client that was saved there, with its data's images where they are now."""
         try:
-            facts = json.loads((folder / "client.json").read_bytes())
+            facts = parse_json(read_limited(folder / "client.json", MAX_HEADER))
             if facts["schema"] != SCHEMA:
                 raise ValueError(f"schema {facts['schema']}")
-            blobs = {name: (folder / Path(file).name).read_bytes() for name, file in facts["files"].items()}
+            blobs = {name: read_limited(folder / Path(file).name, MAX_BYTES) for name, file in facts["files"].items()}
             return Client._restore(facts, blobs, images, device)
         except MalformedMessage as error:
             raise MalformedMessage(f"{folder} does not hold a client that this version can load ({error})") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise HoldfastError(f"{folder} does not hold a client that this version can load ({error})") from error
 
     @staticmethod
