@@ -1,5 +1,6 @@
 """Turns an image file of any kind into square RGB pixels, for training data and for a user's own photos."""
 
+import warnings
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ MOST_PIXELS = 89_478_485  # from here on Pillow warns of a decompression bomb; 7
 STRIP = 2**22  # pixels that are converted at once, because some conversions take 16 bytes per pixel
 # Formats that are read. Pillow would start another program for some of the others, whatever the file's name is.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # the limit is an error here
 
 
 class BadImage(HoldfastError):
