@@ -103,11 +103,11 @@ def test_a_member_without_a_usable_name_is_one_sentence(tmp_path: Path, name: st
     with zipfile.ZipFile(place, "w") as archive:
         archive.writestr("train/a/1.png", b"")
         archive.writestr("train/b/1.png", b"")
-        archive.writestr(zipfile.ZipInfo(name or "empty"), b"")
+        archive.writestr(zipfile.ZipInfo(name or "~"), b"")
     if not name:
         content = place.read_bytes()
-        at = content.rindex(b"empty") - 46 + 28  # the length of the name in the directory; the rest is the extra field
-        place.write_bytes(content[:at] + b"\0\0" + struct.pack("<H", 5) + content[at + 4 :])
+        at = content.rindex(b"~") - 46 + 28  # the length of the name in the directory; the rest is the extra field
+        place.write_bytes(content[:at] + b"\0\0" + struct.pack("<H", 1) + content[at + 4 :])
     with pytest.raises(HoldfastError, match="has a member without a name"), open_tree(place):
         pass
     with pytest.raises(HoldfastError, match="has a member without a name"):
