@@ -14,7 +14,7 @@ from holdfast.data.settings import DataSettings
 from holdfast.data.sources import source_of
 from holdfast.engines.settings import RunSettings
 from holdfast.errors import HoldfastError, nearest
-from holdfast.files import parse_toml, read_limited
+from holdfast.files import LONGEST, parse_toml, read_limited
 from holdfast.methods import METHODS
 from holdfast.methods.base import Method
 from holdfast.methods.settings import TrainSettings
@@ -25,7 +25,6 @@ from holdfast.settings import setting
 from holdfast.simulation.settings import PlanSettings
 
 Metrics = Literal["whole", "batchwise128"]
-LARGEST = 2**20  # bytes of a config
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -192,7 +191,7 @@ def _fields(kind: type) -> list[tuple[str, FieldInfo]]:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return parse_toml(read_limited(file, LARGEST).decode("utf-8-sig"))
+        return parse_toml(read_limited(file, LONGEST).decode("utf-8-sig"))
     except OSError as error:
         raise HoldfastError(f"cannot read the config {file}: {error.strerror}; give the path of a TOML file") from error
     except ValueError as error:

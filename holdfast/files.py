@@ -5,14 +5,21 @@ import errno
 import hashlib
 import json
 import os
+import re
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
 
-DEEPEST = 20  # tables of a TOML file inside each other
+MOST_VALUES = 2**24  # in a JSON text
+LONGEST = 2**21  # characters of a TOML text
+DEEPEST = 20  # lists and tables inside each other
+DEEP = "its lists and tables are nested too deeply"
+QUOTED = re.compile(r"'''.*?'''|\"{3}(?:\\.|[^\\])*?\"{3}|'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|#[^\n]*", re.DOTALL)
+DOTTED = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{DEEPEST}}}")
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -42,31 +49,49 @@ def read_limited(path: Path, most: int) -> bytes:
     raise HoldfastError(f"{path} has more than {most:,} bytes, which no such file needs; check what it is")
 
 
-def parse_json(text: bytes | str, most: int = 2**24) -> Any:
-    """The value of a JSON text; raises ValueError for anything else. `most` limits the number of values, because each
-    takes up to thirty times as much memory as it has bytes of text."""
+def parse_json(text: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
+    """The value of a JSON text; raises ValueError for anything else. The number of values is limited, because each
+    takes up to thirty times as much memory as text. `constant` is called for NaN and infinities."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if sum(map(raw.count, (b",", b"[", b"{"))) > most:
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise ValueError("it has more values than any such file")
     try:
-        return json.loads(raw)
+        value = json.loads(raw, parse_constant=constant)
     except RecursionError:
-        raise ValueError("its brackets are nested too deeply") from None
+        raise ValueError(DEEP) from None
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+        _check_depth(value)
+    return value
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text; raises ValueError for anything else."""
+    """The tables of a TOML text; raises ValueError for anything else. Long dotted keys are refused before they are
+    parsed, because that takes the square of their length."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has more than {LONGEST:,} characters")
+    if DOTTED.search(QUOTED.sub("s", text)):
+        raise ValueError(DEEP)
     try:
         tables = tomllib.loads(text)
     except RecursionError:
-        raise ValueError("its brackets are nested too deeply") from None
-    inside: list[Any] = [tables]
+        raise ValueError(DEEP) from None
+    _check_depth(tables)
+    return tables
+
+
+def _check_depth(value: Any) -> None:
+    """Raises ValueError for values that a recursive function, such as `repr`, cannot follow."""
+    inside = [value]
     for _ in range(DEEPEST):
-        inside = [value for one in inside for value in (one.values() if isinstance(one, dict) else one)]
-        inside = [value for value in inside if isinstance(value, dict | list)]
+        inside = [
+            inner
+            for one in inside
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
         if not inside:
-            return tables
-    raise ValueError("its tables are nested too deeply")
+            return
+    raise ValueError(DEEP)
 
 
 def unfinished(path: Path) -> bool:

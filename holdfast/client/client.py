@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import parse_json, read_limited, write_atomic
 from holdfast.methods import method_of
 from holdfast.models.encoder import GradientEncoder
+from holdfast.models.limited import as_large_as
 from holdfast.models.passes import CHUNK
 from holdfast.protocol.codec import MAX_BYTES, MAX_HEADER, Facts, MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
@@ -323,8 +324,9 @@ def encoder_of(message: Encoder, image_size: int) -> GradientEncoder:
     """The encoding network of a message."""
     try:
         capacity = len(message.weights["linear.bias"])
-        encoder = GradientEncoder(image_size, capacity, torch_generator(0, "buffer"))
+        with as_large_as(message.weights):
+            encoder = GradientEncoder(image_size, capacity, torch_generator(0, "buffer"))
         encoder.load_state_dict(dict(message.weights))
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise MalformedMessage("an encoder does not have the weights of an encoding network") from error
     return encoder

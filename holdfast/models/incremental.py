@@ -1,6 +1,6 @@
 """A backbone and a growing head; one forward pass gives logits, features and stage maps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from holdfast.models import BACKBONES
 from holdfast.models.convnet import ConvNet
 from holdfast.models.layers import materialise
+from holdfast.models.limited import as_large_as
 from holdfast.models.resnet import ResNet18
+from holdfast.seeding import torch_generator
 
 
 class Output(NamedTuple):
@@ -107,3 +109,15 @@ def grow_to(model: IncrementalModel, growths: Sequence[int], rng: torch.Generato
     """Appends the missing blocks, so that `model` has these growths."""
     for classes in growths[len(model.blocks) :]:
         model.grow(classes, rng)
+
+
+def load_grown(model: IncrementalModel, growths: Sequence[int], weights: Mapping[str, Tensor]) -> None:
+    """Appends the missing blocks and loads the weights. Raises ValueError or RuntimeError, before anything large is
+    allocated, if these are not the weights of a head that grew like this."""
+    known = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
+    if len(known) != len(growths):
+        raise ValueError(f"weights of {len(known)} growths, not of {len(growths)}")
+    if len(model.blocks) < len(growths):
+        with as_large_as(weights):
+            grow_to(model, growths, torch_generator(0, "buffer"))  # overwritten at once by the weights
+    model.load_state_dict(dict(weights))
