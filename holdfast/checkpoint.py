@@ -1,8 +1,10 @@
 """Saves and restores the whole federation after each round: exact, atomic, hashed and incremental.
 
-A part (the global model, one of the proxy's old models, a segment of client states, ...) is a blob named by its hash; a
-part that has not changed is not written again. A manifest lists the parts of a round. The last two rounds are kept. A
-checkpoint whose manifest or blobs are damaged is removed, and the one before it is used."""
+A part (the global model, one of the proxy's old models, a segment of client states, ...) is a blob named by its hash.
+A manifest lists the parts of a round. The last two rounds are kept, and share no blob, so that no damage to one file
+loses both: even and odd rounds have blobs of their own, among which a part that has not changed is not written again. A
+checkpoint whose manifest or blobs are damaged is removed, and the one before it is used. A checkpoint that was
+made with other settings, another plan or other images is refused."""
 
 import hashlib
 import json
@@ -20,8 +22,10 @@ from holdfast.protocol.codec import MalformedMessage, Snapshot, pack, unpack
 from holdfast.protocol.state import ClientState
 from holdfast.server.metrics import Counts
 from holdfast.simulation.federation import Federation
+from holdfast.simulation.population import Population
 
 KEPT = 2  # rounds
+FORMAT = 2  # of the manifest
 SEGMENTS = 32  # of client states; after this many all states are rewritten as one
 
 
@@ -30,16 +34,22 @@ class Damaged(Exception):
 
 
 # the errors that a truncated or altered file causes
-BROKEN = (Damaged, MalformedMessage, KeyError, ValueError, TypeError, AttributeError, FileNotFoundError)
+BROKEN = (
+    *(Damaged, MalformedMessage, FileNotFoundError),
+    *(KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError),
+)
 
 
 class Checkpoints:
-    """The checkpoints of one run, in the subfolder `checkpoint` of its folder."""
+    """The checkpoints of one run, in the subfolder `checkpoint` of its folder. `settings` are those that decide the
+    run, section by section."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder / "checkpoint"
+        self.settings = settings
         self.segments: list[str] = []
         self.record = ""  # the hash of the record's lines up to the round that was restored
+        self._plan: str | None = None  # the hash of the plan
 
     def save(self, done: int, federation: Federation, counts: Counts, record: str = "") -> None:
         """Writes what has changed in this round. `done` is the number of finished rounds, `record` the hash of their
@@ -49,15 +59,10 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise HoldfastError(f"cannot write to {self.folder}: {error.strerror}") from error
-        parts = {name: self._put(pack("part", *snapshot)) for name, snapshot in _snapshots(federation, counts).items()}
-        population = federation.population
-        changed = [population.states[client] for client in sorted(population.changed)]
-        if len(self.segments) >= SEGMENTS:
-            self.segments, changed = [], [population.states[client] for client in sorted(population.states)]
-        if changed:
-            self.segments.append(self._put(_join(changed)))
-        population.changed.clear()
-        facts = {"version": __version__, "done": done, "record": record}
+        snapshots = _snapshots(federation, counts)
+        parts = {name: self._put(pack("part", *snapshot), done) for name, snapshot in snapshots.items()}
+        self._put_states(federation.population, done)
+        facts = {"version": __version__, "format": FORMAT, "done": done, "record": record, "run": self._run(federation)}
         text = json.dumps({**facts, "parts": parts, "segments": self.segments})
         write_atomic(self._manifest(done), json.dumps({"sha256": _hash(text.encode()), "body": text}).encode())
         self._tidy()
@@ -69,6 +74,7 @@ class Checkpoints:
         for file in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
                 body = self._read_manifest(file)
+                self._check_run(body["run"], federation)
                 parts = {name: unpack("part", self._get(sha)) for name, sha in body["parts"].items()}
                 states = [state for sha in body["segments"] for state in _split(self._get(sha))]
             except BROKEN as error:
@@ -101,6 +107,25 @@ class Checkpoints:
                 continue
         return None
 
+    def _run(self, federation: Federation) -> dict[str, Any]:
+        """By what a checkpoint is bound to its run."""
+        data = federation.data
+        if self._plan is None:
+            self._plan = _hash(json.dumps(federation.plan.to_json(data.classes, data.clients)).encode())
+        return {"settings": self.settings, "plan": self._plan, "data": data.fingerprint}
+
+    def _check_run(self, known: Mapping[str, Any], federation: Federation) -> None:
+        now = json.loads(json.dumps(self._run(federation)))
+        differing = _differing(known["settings"], now["settings"])
+        for key, what in (("data", "other images"), ("plan", "another plan")):
+            if known[key] != now[key]:
+                differing.append(what)
+        if differing:
+            raise HoldfastError(
+                f"{self.folder} holds a run with {differing[0]}; restore {self.folder.parent / 'config.toml'} and the "
+                "data of that run, or run this one into another folder"
+            )
+
     def remove(self) -> None:
         """Deletes all checkpoints; they are not needed once the result is written."""
         for file in self.folder.glob("*"):
@@ -116,15 +141,17 @@ class Checkpoints:
         if _hash(outer["body"].encode()) != outer["sha256"]:
             raise Damaged("the manifest does not match its hash")
         body: dict[str, Any] = json.loads(outer["body"])
-        if body["version"] != __version__:
+        if (body["version"], body.get("format")) != (__version__, FORMAT):
+            other = "" if body["version"] != __version__ else " before its checkpoints changed"
             raise HoldfastError(
-                f"{self.folder.parent} was started by version {body['version']} of Holdfast and this is "
+                f"{self.folder.parent} was started by version {body['version']} of Holdfast{other} and this is "
                 f"{__version__}; continue it with that version, or run it again into another folder"
             )
         return body
 
-    def _put(self, blob: bytes) -> str:
-        name = _hash(blob)
+    def _put(self, blob: bytes, done: int) -> str:
+        """Writes a blob for the checkpoint of this round; returns its name."""
+        name = f"{_hash(blob)}.{done % KEPT}"
         file = self.folder / name
         if not file.exists():
             write_atomic(file, blob)
@@ -132,10 +159,29 @@ class Checkpoints:
 
     def _get(self, name: str) -> bytes:
         blob = (self.folder / name).read_bytes()
-        if _hash(blob) != name:
+        if _hash(blob) != name.partition(".")[0]:
             (self.folder / name).unlink()  # or `_put` would take the damaged file for the part when it comes again
             raise Damaged(f"{name[:8]} does not match its hash")
         return blob
+
+    def _put_states(self, population: Population, done: int) -> None:
+        """Writes the states that have changed, and this round's own copies of the older segments."""
+        changed = [population.states[client] for client in sorted(population.changed)]
+        try:
+            whole = len(self.segments) >= SEGMENTS
+            self.segments = [] if whole else [self._own(name, done) for name in self.segments]
+        except BROKEN:  # the states in memory are whole
+            whole, self.segments = True, []
+        if whole:
+            changed = [population.states[client] for client in sorted(population.states)]
+        if changed:
+            self.segments.append(self._put(_join(changed), done))
+        population.changed.clear()
+
+    def _own(self, name: str, done: int) -> str:
+        """This round's copy of a blob that another round may have written."""
+        own = f"{name.partition('.')[0]}.{done % KEPT}"
+        return own if (self.folder / own).exists() else self._put(self._get(name), done)
 
     def _tidy(self) -> None:
         """Deletes all manifests but the last two, and the blobs that these do not list."""
@@ -152,6 +198,18 @@ class Checkpoints:
         for file in self.folder.iterdir():
             if unfinished(file) or (file.name not in named and not file.name.startswith("round-")):
                 file.unlink()
+
+
+def _differing(known: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> list[str]:
+    """The settings that differ, each with both values."""
+    found = []
+    for key in sorted(known.keys() | now.keys()):
+        before, after = known.get(key), now.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += _differing(before, after, f"{key}.")
+        elif before != after:
+            found.append(f"{section}{key} = {json.dumps(before)}, not {json.dumps(after)}")
+    return found
 
 
 class Role(Protocol):

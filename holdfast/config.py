@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from holdfast.data.sources import SOURCE_TABLE, source_of
 from holdfast.engines.settings import RunSettings
 from holdfast.errors import HoldfastError, nearest
 from holdfast.extensions import allow
-from holdfast.files import sha256_of
+from holdfast.files import LONGEST, parse_toml, read_limited, sha256_of
 from holdfast.methods import METHOD_TABLE
 from holdfast.methods.base import Method
 from holdfast.methods.settings import TrainSettings, with_aggregator
@@ -194,8 +193,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise HoldfastError(f"--set {text!r} is not of the form section.key=value, for example --set train.lr=0.1")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
+        return key.strip(), parse_toml(f"value = {value}")["value"]
+    except ValueError:
         return key.strip(), value
 
 
@@ -267,10 +266,10 @@ def config_file(source: Path) -> Path:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return parse_toml(read_limited(file, LONGEST).decode("utf-8-sig"))
     except OSError as error:
         raise HoldfastError(f"cannot read the config {file}: {error.strerror}; give the path of a TOML file") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HoldfastError(f"the config {file} is not TOML: {error}; see configs/ for examples") from error
 
 

@@ -24,7 +24,7 @@ from holdfast.engines.pool import Pool
 from holdfast.engines.serial import Serial
 from holdfast.engines.settings import TIMEOUT
 from holdfast.errors import HoldfastError, complain
-from holdfast.files import unfinished, write_atomic, write_json
+from holdfast.files import parse_json, unfinished, write_atomic, write_json
 from holdfast.machine import choose_device, machine_of, one_thread
 from holdfast.methods import METHOD_TABLE
 from holdfast.methods.settings import TrainSettings, with_weighting
@@ -37,6 +37,7 @@ from holdfast.progress import progress_bar
 from holdfast.protocol.enrolment import Enrolment, Preset, Training
 from holdfast.protocol.messages import Encoder
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
+from holdfast.results.checksums import MODEL, check_files
 from holdfast.results.plots import accuracy_curve, image_sheet, prototype_sheet
 from holdfast.results.record import (
     Record,
@@ -48,6 +49,7 @@ from holdfast.results.record import (
     read_result,
     write_result,
 )
+from holdfast.results.stored import read_file
 from holdfast.results.summary import summarise
 from holdfast.seeding import torch_generator
 from holdfast.server.aggregation import Aggregation
@@ -123,9 +125,9 @@ def run_to_folder(config: Config, out: Path | None = None, overall: Overall | No
             if _is_done(folder, config):  # another process finished it in the meantime
                 return Run(folder, read_result(folder), fresh=False)
             write_json(folder / "plan.json", {"data": data.fingerprint, **plan.to_json(data.classes, data.clients)})
-            checkpoints = Checkpoints(folder)
+            checkpoints = Checkpoints(folder, identity_of(config))
             counts = _run(config, data, federation, folder, checkpoints, overall)
-            _write_model(folder / "model.safetensors", config, federation)
+            _write_model(folder / MODEL, config, federation)
             identity = {**named(config, data.fingerprint), "machine": machine_of(choose_device(config.run.device))}
             identity["weights"] = federation.loaded.to_json() if federation.loaded else None
             result = summarise(identity, plan, data.classes, read_record(folder), counts, data.clients)
@@ -141,6 +143,7 @@ def resume(folder: Path) -> Run:
     """Continues a run that was stopped; a complete run is read."""
     if not (folder / "config.toml").is_file():
         raise HoldfastError(f"{folder} holds no config.toml; give the folder of a run")
+    check_files(folder)
     return run_to_folder(load_config(read_config(folder)), folder)
 
 
@@ -334,10 +337,10 @@ def folder_of(config: Config, out: Path | None) -> Path:
 def run_name(config: Config) -> str:
     """A folder name that is the same whenever the same experiment is run."""
     data = re.sub(r"[^\w.]+", "-", config.data.name)[-NAME:]
-    return f"{data}-{config.method.name}-seed{config.seed}-{_digest(_identity(config))}"
+    return f"{data}-{config.method.name}-seed{config.seed}-{_digest(identity_of(config))}"
 
 
-def _identity(config: Config) -> dict[str, Any]:
+def identity_of(config: Config) -> dict[str, Any]:
     """All settings that decide a run's result: everything except where it is computed and what is shown of it. A
     setting that was added later counts only if it differs from its default, so that older runs keep their names."""
     tree = {section: values for section, values in to_tree(config).items() if section not in ("run", "metrics")}
@@ -362,8 +365,8 @@ def own_images(config: Config) -> bool:
 def _same_data(folder: Path, data: DataSet) -> None:
     """Refuses to continue or show a run that was started on other images."""
     try:
-        known = json.loads((folder / "plan.json").read_bytes()).get("data")
-    except (OSError, ValueError, AttributeError):
+        known = parse_json(read_file(folder, "plan.json")).get("data")
+    except (HoldfastError, ValueError, AttributeError):
         return
     if known is not None and known != data.fingerprint:
         raise HoldfastError(
@@ -373,7 +376,7 @@ def _same_data(folder: Path, data: DataSet) -> None:
 
 def named(config: Config, images: str) -> dict[str, Any]:
     """The fields of a result that identify its run; `images` is the data set's fingerprint."""
-    same = {key: value for key, value in _identity(config).items() if key != "seed"}
+    same = {key: value for key, value in identity_of(config).items() if key != "seed"}
     return {
         "version": __version__,
         "experiment": _digest({**same, "images": images} if own_images(config) else same),
@@ -398,7 +401,7 @@ def _is_done(folder: Path, config: Config) -> bool:
 def _same_config(folder: Path, config: Config) -> None:
     """Refuses a folder with a run of other settings, and says which."""
     try:
-        there, here = _identity(load_config(read_config(folder))), _identity(config)
+        there, here = identity_of(load_config(read_config(folder))), identity_of(config)
     except HoldfastError as error:
         raise HoldfastError(
             f"{folder} contains a config.toml that cannot be read ({error}); delete the folder, or choose another"

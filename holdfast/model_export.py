@@ -14,7 +14,8 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError
 from holdfast.files import write_atomic
-from holdfast.predict import MODEL, Trained, load_trained
+from holdfast.predict import Trained, load_trained
+from holdfast.results.checksums import MODEL
 from holdfast.results.details import UNFINISHED
 from holdfast.results.record import Result, read_config, read_result
 from holdfast.results.tables import markdown, percent

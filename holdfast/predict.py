@@ -13,14 +13,17 @@ from holdfast.data.tree import is_image
 from holdfast.errors import HoldfastError
 from holdfast.extensions import allow
 from holdfast.methods.base import Method
-from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
+from holdfast.models.incremental import IncrementalModel, ModelSpec, load_grown
+from holdfast.models.limited import as_large_as
 from holdfast.models.passes import CHUNK
 from holdfast.models.stored import damaged, read_model
 from holdfast.models.transform import Transform
+from holdfast.protocol.enrolment import MAX_IMAGE_SIZE
+from holdfast.results.checksums import MODEL, check_files
 from holdfast.seeding import torch_generator
 from holdfast.unfinished import finished_part
 
-MODEL = "model.safetensors"
+OLDER_WIDTH = 64  # of models that do not say theirs
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def trained_model(run: Path) -> Trained:
     """The model of a run, given by its folder or its model file."""
     if run.is_file():
         return load_trained(run)
+    check_files(run)
     with finished_part(run, with_model=True) as (folder, _):
         return load_trained(folder / MODEL)
 
@@ -93,18 +97,23 @@ def load_trained(file: Path) -> Trained:
     """The model in this file, how its images were normalised, and the facts stored beside the weights."""
     weights, facts = read_model(file)
     try:
+        growths, size = facts["growths"], facts["image_size"]
+        numbers = [*growths, size, facts.get("width", OLDER_WIDTH)]
+        if not all(type(number) is int and number > 0 for number in numbers) or size > MAX_IMAGE_SIZE:
+            raise ValueError(f"growths {growths!r:.80}, images of {size!r:.20} pixels")
+        classes = facts["classes"]
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("its classes have no names")
+        if sum(growths) != len(classes):
+            raise ValueError(f"{len(classes)} names for {sum(growths)} classes")
         method = load_config({"method": facts["method"]}).method
         allow(facts["backbone"])
-        spec = ModelSpec(
-            facts["backbone"], facts["norm"], facts["image_size"], facts.get("width", 64)
-        )  # older models: 64
-        model = method.build_model(spec, torch_generator(0))
-        grow_to(model, facts["growths"], torch_generator(0))  # overwritten at once by the stored weights
-        model.load_state_dict(weights)
+        spec = ModelSpec(facts["backbone"], facts["norm"], size, facts.get("width", OLDER_WIDTH))
+        with as_large_as(weights):
+            model = method.build_model(spec, torch_generator(0))
+        load_grown(model, growths, weights)
         (a, b, c), (d, e, f) = (map(float, facts[name]) for name in ("mean", "std"))
         transform = Transform((a, b, c), (d, e, f), flip=False)
-        if sum(facts["growths"]) != len(facts["classes"]) or not isinstance(facts["image_size"], int):
-            raise ValueError(f"{len(facts['classes'])} names, images of {facts['image_size']} pixels")
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(file, error) from error
     return Trained(method, model.eval(), transform, facts)

@@ -13,12 +13,12 @@ from holdfast.checkpoint import Checkpoints
 from holdfast.config import Config, load_config
 from holdfast.data.sources import load_data
 from holdfast.errors import HoldfastError
-from holdfast.experiment import model_facts, named, selector_setup
+from holdfast.experiment import identity_of, model_facts, named, selector_setup
 from holdfast.files import write_json
 from holdfast.models.stored import write_model
 from holdfast.protocol.codec import Snapshot
 from holdfast.results.details import UNFINISHED
-from holdfast.results.record import read_record, write_result
+from holdfast.results.record import read_config, read_record, write_result
 from holdfast.results.summary import summarise
 from holdfast.simulation.plan import Plan
 from holdfast.simulation.timeline import Arrival
@@ -39,11 +39,11 @@ def finished_part(run: Path, with_model: bool = False) -> Iterator[tuple[Path, s
 
 def _write(run: Path, folder: Path, with_model: bool) -> str:
     resume = f"go on with: holdfast resume {run}"
-    found = Checkpoints(run).read("loop", "server/model")
+    config = load_config(read_config(run))
+    found = Checkpoints(run, identity_of(config)).read("loop", "server/model")
     if found is None or not (run / "plan.json").is_file():
         raise HoldfastError(f"{run} has no finished round yet; {resume}")
     done, parts = found
-    config = load_config(run / "config.toml")
     facts = json.loads((run / "plan.json").read_bytes())
     rounds, plan = len(facts["selected"]), _plan(facts, done)
     lines = read_record(run)[:done]

@@ -101,7 +101,7 @@ def test_a_field_that_a_method_got_later_does_not_rename_its_older_runs(tmp_path
     """Nor does `inference` count for less in methods that always had it."""
     for method, fields in (("fedavg", ("inference", "prior")), ("lga", ("prior",)), ("podnet", ("prior",))):
         config = load_config({"method": {"name": method}})
-        named = experiment._identity(config)["method"]
+        named = experiment.identity_of(config)["method"]
         assert not named.keys() & set(fields)
         text = "".join(line for line in to_toml(config).splitlines(True) if not line.startswith(fields))
         older = tmp_path / method
@@ -113,7 +113,7 @@ def test_a_field_that_a_method_got_later_does_not_rename_its_older_runs(tmp_path
         assert tree["method"]["prior"] == 0.0
         changed = load_config({"method": {"name": method, "prior": 1.0}})
         assert experiment.run_name(changed) != experiment.run_name(config)
-    assert experiment._identity(load_config({"method": {"name": "lga"}}))["method"]["inference"] == "head"
+    assert experiment.identity_of(load_config({"method": {"name": "lga"}}))["method"]["inference"] == "head"
 
 
 def test_names_with_dollar_signs_and_other_scripts_are_drawn(

@@ -49,6 +49,20 @@ def test_the_nearest_mean_gives_no_probabilities(tmp_path: Path, holdfast: Calla
     assert "%" not in shown
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_refused(
+    tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]], value: float
+) -> None:
+    image = stored(tmp_path, name="fedavg")
+    weights, facts = read_model(tmp_path / "model.safetensors")
+    name = next(iter(weights))
+    weights[name].view(-1)[7] = value
+    write_model(tmp_path / "model.safetensors", weights, facts)
+    code, _, err = holdfast("predict", tmp_path, image)
+    assert (code, err.strip().count("\n")) == (2, 0)
+    assert f"model.safetensors is damaged: its weight '{name}' is not finite" in err
+
+
 def test_podnets_learned_scale_sharpens_probabilities(tmp_path: Path) -> None:
     image = stored(tmp_path, name="podnet")
     before = predict(tmp_path, [image])[0]

@@ -80,7 +80,7 @@ def run_one(clients: int) -> dict[str, Any]:
     data = load_data(config.data)
     with tempfile.TemporaryDirectory() as folder, one_thread():
         federation = build_federation(config, data, plan_of(config, data))
-        checkpoints, seconds = Checkpoints(Path(folder)), []
+        checkpoints, seconds = Checkpoints(Path(folder), {}), []
         with Record(Path(folder)) as record, choose_engine(config, data, federation) as engine:
             setup = perf_counter() - start
             start = perf_counter()

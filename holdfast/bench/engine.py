@@ -96,7 +96,7 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pool = stack.enter_context(pool_of(federation, data, cores()))
         loop = stack.enter_context(_bare_loop(network, TASKS, batches, asked))
-        record, checkpoints = stack.enter_context(Record(folder)), Checkpoints(folder)
+        record, checkpoints = stack.enter_context(Record(folder)), Checkpoints(folder, {})
         last = 2 * rounds_per_task - 1
         for number in range(last):
             tell(f"{network}: round {number + 1} of {last}")

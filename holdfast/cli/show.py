@@ -23,6 +23,7 @@ from holdfast.predict import predict as predict_images
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import Result, configs_of, read_clients, read_config, read_result
 from holdfast.results.runs import runs_of
+from holdfast.results.stored import stored
 from holdfast.results.tables import (
     as_csv,
     by_protocol,
@@ -53,6 +54,8 @@ def show(
     runs = [run for path in runs for run in runs_of(path)]
     if not runs:
         raise HoldfastError("there is no finished run in these archives; give others")
+    for run in runs:
+        stored(run).check()
     with finished_parts(runs) as parts:
         _show(parts, as_json, as_markdown, picture, metrics, reference)
 

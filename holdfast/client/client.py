@@ -18,11 +18,12 @@ from holdfast.client.memory import update_memory
 from holdfast.client.training import ClientWork, attempt
 from holdfast.data.images import ImageSet
 from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic
+from holdfast.files import parse_json, read_limited, write_atomic
 from holdfast.methods import method_of
 from holdfast.models.encoder import GradientEncoder
+from holdfast.models.limited import as_large_as
 from holdfast.models.passes import CHUNK
-from holdfast.protocol.codec import Facts, MalformedMessage, pack, unpack
+from holdfast.protocol.codec import MAX_BYTES, MAX_HEADER, Facts, MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import (
     Announcement,
@@ -290,14 +291,14 @@ class Client:
     def load(folder: Path, images: ClientImages, device: torch.device = CPU) -> "Client":
         """The client that was saved there, with its data's images where they are now."""
         try:
-            facts = json.loads((folder / "client.json").read_bytes())
+            facts = parse_json(read_limited(folder / "client.json", MAX_HEADER))
             if facts["schema"] != SCHEMA:
                 raise ValueError(f"schema {facts['schema']}")
-            blobs = {name: (folder / Path(file).name).read_bytes() for name, file in facts["files"].items()}
+            blobs = {name: read_limited(folder / Path(file).name, MAX_BYTES) for name, file in facts["files"].items()}
             return Client._restore(facts, blobs, images, device)
         except MalformedMessage as error:
             raise MalformedMessage(f"{folder} does not hold a client that this version can load ({error})") from error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise HoldfastError(f"{folder} does not hold a client that this version can load ({error})") from error
 
     @staticmethod
@@ -336,8 +337,9 @@ def encoder_of(message: Encoder, image_size: int) -> GradientEncoder:
     """The encoding network of a message."""
     try:
         capacity = len(message.weights["linear.bias"])
-        encoder = GradientEncoder(image_size, capacity, torch_generator(0, "buffer"))
+        with as_large_as(message.weights):
+            encoder = GradientEncoder(image_size, capacity, torch_generator(0, "buffer"))
         encoder.load_state_dict(dict(message.weights))
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise MalformedMessage("an encoder does not have the weights of an encoding network") from error
     return encoder

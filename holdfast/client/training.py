@@ -16,7 +16,7 @@ from holdfast.losses import entropy
 from holdfast.methods.base import Method, fixed_names
 from holdfast.methods.context import ClientContext, ImageSource, Stage
 from holdfast.models.encoder import GradientEncoder
-from holdfast.models.incremental import IncrementalModel, grow_to
+from holdfast.models.incremental import IncrementalModel, load_grown
 from holdfast.models.passes import in_chunks
 from holdfast.protocol.codec import MalformedMessage, Weights
 from holdfast.protocol.enrolment import Enrolment
@@ -120,9 +120,8 @@ class ClientWork:
             if model is None or tuple(model.growths) != growths[: len(model.growths)]:
                 model = self.method.build_model(self.enrolment.spec, rng).to(self.device)
                 self._buffers[role] = model
-            grow_to(model, growths, rng)
-            model.load_state_dict(dict(weights))
-        except (KeyError, RuntimeError) as error:
+            load_grown(model, growths, weights)
+        except (KeyError, ValueError, RuntimeError) as error:
             reason = str(error).split("\n")[0]
             raise MalformedMessage(f"the {role} model does not fit the network of the enrolment: {reason}") from error
         return model

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from holdfast.errors import HoldfastError
-from holdfast.files import sha256_of, sync_folder, write_json
+from holdfast.files import parse_json, sha256_of, sync_folder, write_json
 from holdfast.locks import lock_file
 
 Key = Mapping[str, str | int | float]
@@ -105,7 +105,7 @@ def _entry_name(key: Key) -> str:
 def _read(place: Path, key: Key) -> Entry | None:
     """The entry if it is complete and unaltered, otherwise None."""
     try:
-        meta = json.loads((place / "meta.json").read_bytes())
+        meta = parse_json((place / "meta.json").read_bytes())
         files = sorted(place.glob("*.npy"))
         if meta["key"] != dict(key) or [file.name for file in files] != sorted(meta["files"]):
             return None

@@ -3,6 +3,7 @@
 import hashlib
 import lzma
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,8 +11,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from holdfast.data.cache import Key, cached
+from holdfast.data.tarballs import open_tar
 from holdfast.data.unpickled import read_pickle
 from holdfast.errors import HoldfastError
+from holdfast.files import read_limited
 
 MEAN = (0.5071, 0.4867, 0.4408)
 STD = (0.2675, 0.2565, 0.2761)
@@ -19,6 +22,7 @@ STD = (0.2675, 0.2565, 0.2761)
 SIZE, PIXELS = 32, 3 * 32 * 32
 BINARY, PYTHON = "cifar-100-binary", "cifar-100-python"
 PATTERNS = (f"{PYTHON}.tar.gz", f"{BINARY}.tar.gz", PYTHON, BINARY)
+LARGEST = 200_000_000  # bytes of a file; the training images have 155 MB
 FORMAT = 1  # version of the cached arrays
 Read = Callable[[str], bytes]  # reads a file of the archive or folder by its name
 
@@ -30,21 +34,18 @@ def load(source: Path, size: int, cache: Path) -> tuple[tuple[str, ...], dict[st
     try:
         if source.is_dir():
             return _from_folder(source, cache)
-        with tarfile.open(source) as archive:
-            members = {Path(member.name).name: member for member in archive.getmembers() if member.isfile()}
+        with open_tar(source) as archive:
+            members = archive.members
 
             def read(name: str) -> bytes:
                 if name not in members:
                     _unfit(source, f"{name} is missing")
-                file = archive.extractfile(members[name])
-                assert file is not None
-                return file.read()
+                return archive.read(name, LARGEST)
 
             content = sorted((member.name, member.size, member.mtime) for member in members.values())
-            while archive.fileobj is not None and archive.fileobj.read(1 << 20):
-                pass  # read to the end, where the checksum of the archive is
+            archive.read_to_the_end()
             return _arrays(source, read, "train.bin" in members, repr(content), cache)
-    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError) as error:
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error, ValueError) as error:
         reason = " ".join(str(error).split())
         raise HoldfastError(f"{source} cannot be read ({reason}); download it again or correct data.path") from error
 
@@ -56,7 +57,7 @@ def _from_folder(source: Path, cache: Path) -> tuple[tuple[str, ...], dict[str, 
     def read(name: str) -> bytes:
         if not (folder / name).is_file():
             _unfit(source, f"{name} is missing")
-        return (folder / name).read_bytes()
+        return read_limited(folder / name, LARGEST)
 
     content = sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.iterdir() if f.is_file())
     return _arrays(source, read, (folder / "train.bin").is_file(), repr(content), cache)
@@ -88,8 +89,8 @@ def _names(source: Path, read: Read, binary: bool) -> tuple[str, ...]:
     if binary:
         names = read("fine_label_names.txt").decode("utf-8", "replace").split()
     else:
-        meta = _table(source, read("meta"), "meta")
-        names = [_text(name) for name in meta.get("fine_label_names", [])]
+        listed = _table(source, read("meta"), "meta").get("fine_label_names")
+        names = [_text(name) for name in listed] if isinstance(listed, list) else []
     if not names or len(set(names)) != len(names):
         _unfit(source, "it names no classes, or names one twice")
     return tuple(names)

@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.data import decoding
 from holdfast.data.cache import Entry, Facts, Key, clear_errors, entry_of
 from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic
+from holdfast.files import parse_json, write_atomic
 
 FORMAT = 2  # version of the cached arrays; changing it rebuilds every cache
 
@@ -72,7 +72,7 @@ def _journalled(journal: Path, target: Path, files: int, size: int) -> dict[int,
     lines = journal.read_bytes().decode("utf-8", "replace").splitlines() if journal.exists() else []
     for line in lines:
         with suppress(ValueError, TypeError):
-            start, count, digest, bad = json.loads(line)
+            start, count, digest, bad = parse_json(line)
             expected = min(decoding.BLOCK, files - start)
             if start % decoding.BLOCK or count != expected:
                 continue

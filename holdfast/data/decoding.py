@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.data.decode import BadImage, decode_image
+from holdfast.data.decode import LARGEST, BadImage, decode_image
+from holdfast.data.zips import open_zip, read_member
 from holdfast.errors import HoldfastError
+from holdfast.files import read_limited
 
 BLOCK = 250  # files per block
 FEW = 2_000  # up to this many files one process is faster than starting several
@@ -130,7 +131,7 @@ class _Decoder:
 
     def __init__(self, target: Path, place: Path, size: int) -> None:
         self.place, self.size = place, size
-        self.archive = None if place.is_dir() else zipfile.ZipFile(place)
+        self.archive = None if place.is_dir() else open_zip(place)
         self.offset = _offset(target)
         self.file = open(target, "r+b")  # noqa: SIM115
 
@@ -157,7 +158,11 @@ class _Decoder:
 
     def _read(self, name: str) -> bytes:
         try:
-            return self.archive.read(name) if self.archive else (self.place / name).read_bytes()
+            if self.archive:
+                return read_member(self.archive, name, LARGEST)
+            return read_limited(self.place / name, LARGEST)
+        except HoldfastError as error:
+            raise BadImage(str(error)) from error
         except OSError as error:  # not the image file's fault
             file = f"{name} in {self.place}" if self.archive else str(self.place / name)
             raise HoldfastError(f"{file} cannot be read ({error.strerror}); make it readable, or replace it") from error

@@ -17,7 +17,6 @@ plan.rounds.
 
 A zip file of such a folder works as well."""
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from holdfast.data.decoded import Split, decoded
 from holdfast.data.images import Stream
 from holdfast.data.tree import Tree, class_folders, is_image, open_tree, readable
 from holdfast.errors import HoldfastError, nearest
+from holdfast.files import parse_toml
 from holdfast.seeding import generator, shuffled
 
 MEAN = (0.485, 0.456, 0.406)
@@ -99,6 +99,9 @@ def _all_used(tree: Tree, first: set[str]) -> None:
 
 def _client_names(tree: Tree) -> list[str]:
     names = sorted({n.split("/")[1] for n in tree.folders | set(tree.names) if n.startswith("clients/") and "/" in n})
+    for name in names:
+        if name != name.encode("utf-8", "replace").decode():
+            raise HoldfastError(f"the name of the folder clients/{name!a} in {tree.where} is not UTF-8 text; rename it")
     loose = [name for name in names if f"clients/{name}" in tree.names]
     if loose:
         raise HoldfastError(f"clients/{loose[0]} in {tree.where} is a file; clients/ holds a folder for each client")
@@ -143,8 +146,8 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
         return HoldfastError(f"{tree.where / ARRIVALS}: {what}")
 
     try:
-        content = tomllib.loads(tree.text(ARRIVALS))
-    except (ValueError, RecursionError) as error:
+        content = parse_toml(tree.text(ARRIVALS))
+    except ValueError as error:
         raise wrong(f"this is not TOML ({error}); see 'holdfast data info folder'") from error
     if not clients:
         raise wrong(f"there is no folder clients/ beside it; arrivals need clients/<client>/<class>/ in {tree.where}")

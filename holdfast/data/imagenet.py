@@ -1,6 +1,5 @@
 """ImageNet (ILSVRC 2012): class folders for training; validation in class folders, or flat with a mapping file."""
 
-import io
 import re
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
@@ -9,6 +8,7 @@ import numpy as np
 
 from holdfast.data.cache import Entry
 from holdfast.data.decoded import Split, decoded
+from holdfast.data.matlab import read_mat
 from holdfast.data.tree import Tree, class_folders, is_image, open_tree
 from holdfast.data.wordnet import class_names
 from holdfast.errors import HoldfastError
@@ -95,13 +95,11 @@ def _mapped(tree: Tree, files: list[str]) -> dict[str, str]:
 
 def _numbered(tree: Tree) -> dict[str, str]:
     """The contest's own number of each class, from meta.mat."""
-    from scipy.io import loadmat  # here, because only this form of the data needs it
-
     name = next(iter(_called(tree, "meta.mat")), None)
     if name is None:
         _unfit(tree, f"{GROUND_TRUTH} has numbers, but meta.mat, which explains them, is missing")
     try:
-        synsets = loadmat(io.BytesIO(tree.read(name)), squeeze_me=True)["synsets"]
+        synsets = read_mat(tree.read(name))["synsets"]
         return {str(int(one["ILSVRC2012_ID"])): str(one["WNID"]) for one in np.atleast_1d(synsets)}
     except Exception as error:  # the reader raises nearly any type on a broken file
         raise HoldfastError(

@@ -58,10 +58,7 @@ def _listed(tree: Tree, files: list[str]) -> dict[str, list[str]]:
     """The form with all images in one folder, and CSV files that list image names and classes."""
     there, seen, classes = set(tree.names), set[str](), dict[str, list[str]]()
     for file in files:
-        rows = csv.DictReader(tree.text(file).splitlines())
-        if not {"filename", "label"} <= set(rows.fieldnames or ()):
-            raise HoldfastError(f"{file} in {tree.where} does not begin with the line filename,label; add it")
-        for row in rows:
+        for row in _rows(tree, file):
             name, label = f"images/{row['filename']}", row["label"]
             if not label or name not in there:
                 raise HoldfastError(f"{file} in {tree.where} names {name!r}, which is not there, or gives no class")
@@ -72,3 +69,13 @@ def _listed(tree: Tree, files: list[str]) -> dict[str, list[str]]:
     if not classes:
         raise HoldfastError(f"{', '.join(files)} in {tree.where} name no images; download them again")
     return {label: sorted(names) for label, names in sorted(classes.items())}
+
+
+def _rows(tree: Tree, file: str) -> list[dict[str, str]]:
+    try:
+        rows = csv.DictReader(tree.text(file).splitlines())
+        if {"filename", "label"} <= set(rows.fieldnames or ()):
+            return list(rows)
+    except csv.Error as error:
+        raise HoldfastError(f"{file} in {tree.where} is not CSV ({error}); download it again") from error
+    raise HoldfastError(f"{file} in {tree.where} does not begin with the line filename,label; add it")

@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from holdfast.data.sources import Download, Source
+from holdfast.data.zips import PACKED, open_zip
 from holdfast.errors import HoldfastError
 from holdfast.files import sha256_of, sync_folder
 from holdfast.locks import lock_file
@@ -56,7 +57,7 @@ def _fetch(wanted: Download, part: Path) -> None:
         goes_on = answer.status == 206  # a server without range requests sends everything again
         task = bar.add_task(wanted.file, total=wanted.bytes, completed=there if goes_on else 0)
         with open(part, "ab" if goes_on else "wb") as file:
-            while chunk := answer.read(CHUNK):
+            while file.tell() <= wanted.bytes and (chunk := answer.read(CHUNK)):
                 file.write(chunk)
                 bar.advance(task, len(chunk))
             file.flush()
@@ -69,11 +70,13 @@ def torn_member(place: Path) -> str | None:
     """The first member of a zip file that does not match its checksum; None if all do."""
     if not zipfile.is_zipfile(place):
         return None
-    with zipfile.ZipFile(place) as archive, progress_bar() as bar:
+    with open_zip(place) as archive, progress_bar() as bar:
         infos = archive.infolist()
         task = bar.add_task(f"{place.name}: checksums", total=len(infos))
         for info in infos:
             try:
+                if info.compress_type not in PACKED:
+                    return info.filename
                 with archive.open(info) as file:
                     while file.read(CHUNK):
                         pass

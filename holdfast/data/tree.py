@@ -11,13 +11,16 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from holdfast.data.decoded import Split
+from holdfast.data.zips import open_zip, read_member
 from holdfast.errors import HoldfastError
+from holdfast.files import read_limited
 
 LAYOUT = {"train", "test", "val", "clients"}  # folders that are not classes
 SUFFIXES = {".jpg", ".jpeg", ".jfif", ".jp2", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 # Formats that cannot be decoded here. They count as unreadable images, because skipping them silently would leave a
 # client with less data than its owner expects.
 SUFFIXES |= {".heic", ".heif", ".avif", ".jxl", ".svg", ".dcm", ".nii", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
+LARGEST_TEXT = 2**25  # bytes; the longest list of a published data set has 3 MB
 Listed = tuple[str, int, int]  # name, size, and modification time or checksum
 
 
@@ -29,7 +32,7 @@ class Tree:
     stamps: Mapping[str, tuple[int, int]]  # per file: its size, and its modification time or checksum
     names: tuple[str, ...]  # sorted, so that nothing depends on the file system
     folders: frozenset[str]
-    read: Callable[[str], bytes]
+    read: Callable[[str], bytes]  # for files other than images, which may have at most LARGEST_TEXT bytes
     place: Path  # the zip file, or the folder that the names are below
     prefix: str  # of the names in a zip file
 
@@ -82,12 +85,7 @@ def open_tree(path: Path, top: str = "", mark: str | None = None) -> Iterator[Tr
     if os.path.isdir(path):
         yield _folder(path, top, mark)
         return
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as error:  # a damaged directory raises nearly any type
-        reason = error.strerror if isinstance(error, OSError) else "damaged, or neither a folder nor a zip file"
-        raise HoldfastError(f"{path} cannot be opened ({reason}); download it again or correct data.path") from error
-    with archive:
+    with open_zip(path) as archive:
         yield _zip(path, archive, top)
 
 
@@ -98,7 +96,7 @@ def _zip(path: Path, archive: zipfile.ZipFile, top: str) -> Tree:
 
     def read(name: str) -> bytes:
         try:
-            return archive.read(known[name])
+            return read_member(archive, known[name].filename, LARGEST_TEXT)
         except Exception as error:  # bad checksum, bad compression, encryption, truncated file: each has its own type
             raise HoldfastError(f"{name} in {path} cannot be read ({error}); download the archive again") from error
 
@@ -129,7 +127,7 @@ def _folder(path: Path, top: str, mark: str | None) -> Tree:
 
     def read(name: str) -> bytes:
         try:
-            return (place / name).read_bytes()
+            return read_limited(place / name, LARGEST_TEXT)
         except OSError as error:
             _unreadable(error)
 

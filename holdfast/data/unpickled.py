@@ -13,8 +13,13 @@ from holdfast.errors import HoldfastError
 ARRAYS = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}
 TYPES = {("numpy", "ndarray"), ("numpy", "dtype")}
 TEXTS = {("_codecs", "encode")}  # how Python 3 writes bytes in old protocols
-LARGEST = 1 << 33  # bytes of an array
 MOST_VALUES = 1_000_000  # CIFAR-100 has 200,000
+MOST_STEPS = 1_000_000  # CIFAR-100 has 400,000 instructions
+SHOWN = 40  # characters of a name in an error
+
+
+class _Name(tuple[str, ...]):
+    """One of the names that may be called."""
 
 
 class _Mark:
@@ -33,7 +38,7 @@ class _Type:
     def __init__(self, name: Any) -> None:
         text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
         if not isinstance(text, str) or text not in {f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)}:
-            raise ValueError(f"an array of {text!r}")
+            raise ValueError(f"an array of type {_shown(text)}")
         self.name, self.order = text, "<"
 
 
@@ -42,16 +47,38 @@ def read_pickle(blob: bytes, name: str) -> Any:
     try:
         return _run(blob)
     except Exception as error:  # pickletools and the stack raise nearly any type on a broken file
+        reason = str(error)[:200]
         raise HoldfastError(
-            f"{name} is not a file of plain values ({error}); nothing in it was executed; download the archive again"
+            f"{name} is not a file of plain values ({reason}); nothing in it was executed; download the archive again"
         ) from error
 
 
+class _Stack(list[Any]):
+    """The values that a pickle is building, and how many more bytes it may write as text."""
+
+    left = 0
+
+    def encoded(self, text: str) -> bytes:
+        """Text as the bytes that it stands for. A short pickle may name one long text many times."""
+        self.left -= len(text)
+        if self.left < 0:
+            raise ValueError("more bytes than the file has")
+        return text.encode("latin1")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error. Only text: tuples that hold one another may be endless when written out."""
+    return str(value[:SHOWN]) if isinstance(value, str | bytes) else f"a {type(value).__name__}"
+
+
 def _run(blob: bytes) -> Any:
-    stack: list[Any] = []
+    stack = _Stack()
+    stack.left = len(blob)
     memo: dict[Any, Any] = {}
-    for opcode, argument, _ in pickletools.genops(blob):
+    for step, (opcode, argument, _) in enumerate(pickletools.genops(blob)):
         name = opcode.name
+        if step >= MOST_STEPS:
+            raise ValueError("more instructions than any of these files has")
         if name in ("PROTO", "FRAME"):
             continue
         if name == "STOP":
@@ -68,9 +95,10 @@ def _run(blob: bytes) -> Any:
             stack.append(memo[argument])
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             words = tuple(str(argument).split(" ")) if name == "GLOBAL" else (stack.pop(-2), stack.pop())
-            if words not in ARRAYS | TYPES | TEXTS:
-                raise ValueError(f"it wants to call {'.'.join(map(str, words))}")
-            stack.append(words)
+            # Only text is compared: to compare tuples that hold one another may take for ever.
+            if not all(isinstance(word, str) for word in words) or words not in ARRAYS | TYPES | TEXTS:
+                raise ValueError(f"it wants to call {'.'.join(map(_shown, words))}")
+            stack.append(_Name(words))
         elif name in BUILDERS:
             BUILDERS[name](stack)
         else:
@@ -101,11 +129,15 @@ def _append(stack: list[Any], items: list[Any]) -> None:
 def _set(stack: list[Any], items: list[Any]) -> None:
     if not isinstance(stack[-1], dict):
         raise ValueError("it fills something that is not a dictionary")
+    if not all(isinstance(key, str | bytes | int) for key in items[::2]):
+        raise ValueError("it has a key that is neither text nor a number")
     stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
 
-def _call(stack: list[Any]) -> None:
+def _call(stack: _Stack) -> None:
     given, what = stack.pop(), stack.pop()
+    if not isinstance(what, _Name):
+        raise ValueError("it calls something that cannot be called")
     if what in ARRAYS:
         stack.append(_Array())
     elif what == ("numpy", "dtype"):
@@ -114,12 +146,12 @@ def _call(stack: list[Any]) -> None:
         text, encoding = given
         if encoding != "latin1":
             raise ValueError("it encodes text in an unknown way")
-        stack.append(text.encode("latin1"))
+        stack.append(stack.encoded(text))
     else:
         raise ValueError("it calls something that cannot be called")
 
 
-def _build(stack: list[Any]) -> None:
+def _build(stack: _Stack) -> None:
     """Gives an array its shape, type and bytes, or a type its byte order."""
     state, what = stack.pop(), stack[-1]
     if isinstance(what, _Type):
@@ -130,9 +162,9 @@ def _build(stack: list[Any]) -> None:
     elif isinstance(what, _Array):
         _, shape, kind, fortran, content = state
         if isinstance(content, str):
-            content = content.encode("latin1")
+            content = stack.encoded(content)
         values = np.frombuffer(content, np.dtype(kind.name).newbyteorder(kind.order))
-        if len(content) > LARGEST or not all(isinstance(n, int) and n >= 0 for n in shape):
+        if not all(isinstance(n, int) and n >= 0 for n in shape):
             raise ValueError("an array of an impossible shape")
         what.value = values.reshape(shape, order="F" if fortran else "C")
     else:
@@ -156,7 +188,7 @@ def _finished(value: Any, budget: list[int] | None = None) -> Any:
         return {_finished(key, budget): _finished(item, budget) for key, item in value.items()}
     if isinstance(value, str | bytes | int | float | bool | None):
         return value
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, _Name):
         return tuple(_finished(item, budget) for item in value)
     raise ValueError("something that is not a plain value")
 

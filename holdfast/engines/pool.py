@@ -36,6 +36,7 @@ START = 300.0  # seconds more for the first piece of a worker, which has to star
 HANGS = 2  # per piece of work, when workers hang
 SHARED = Path("/dev/shm")
 PREFIX = "holdfast-pool-"
+HIDDEN = ".holdfast-new-"  # a folder that is not locked yet
 MESSAGES = 2**29  # bytes of shared memory for a round's models
 MINUTE = 60.0  # seconds
 DONE, FAILED = b"done", b"failed"  # the first part of a worker's answer
@@ -100,9 +101,7 @@ class Pool:
         parts = (data.train.images, data.test.images)
         needed = MESSAGES + 2 * sum(part.stored.nbytes for part in parts if part.file is None)
         shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > needed
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED if shared else None))
-        self.lock = os.open(self.folder, os.O_RDONLY)
-        lock_file(self.lock)
+        self.folder, self.lock = locked_folder(SHARED if shared else Path(tempfile.gettempdir()))
         self.devices, self.timeout = devices, timeout
         self.posted = 0
         self.workers: list[Worker] = []
@@ -216,6 +215,7 @@ class Pool:
             worker.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
+        sweep(self.folder.parent)
 
     def _start(self, i: int) -> Worker:
         mine, theirs = socket.socketpair()
@@ -252,19 +252,30 @@ class Pool:
         self.workers[i] = self._start(i)
 
 
+def locked_folder(place: Path) -> tuple[Path, int]:
+    """A new folder for a pool and the lock on it, which the system releases when this process ends. The folder gets a
+    name that `sweep` knows only when it is locked, so that another process never takes it for a dead one's."""
+    hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=place))
+    lock = os.open(hidden, os.O_RDONLY)
+    lock_file(lock)
+    return hidden.rename(place / f"{PREFIX}{hidden.name.removeprefix(HIDDEN)}"), lock
+
+
 def sweep(place: Path) -> None:
-    """Removes the folders of killed processes. The folder of a live process is locked; one created within the last
-    minute may not be locked yet and stays."""
+    """Removes the folders of killed processes at once; the folder of a live process is locked. A process that is killed
+    before it has named its folder leaves an empty one, which goes after a minute."""
     for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # owned by another user, or already removed
-            if time.time() - folder.stat().st_mtime < MINUTE:
-                continue
-            lock = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # it is locked, owned by another user, or already removed
+            lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
                 lock_file(lock, wait=False)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
+    for folder in place.glob(f"{HIDDEN}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > MINUTE:
+                folder.rmdir()
 
 
 def _batched(chunks: Sequence[tuple[str, int, Tensor]]) -> list[list[tuple[str, int, Tensor]]]:

@@ -4,6 +4,7 @@ connection. All messages are safetensors and JSON."""
 import json
 import os
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from holdfast.client.client import encoder_of
 from holdfast.client.data import ClientImages
 from holdfast.client.training import ClientWork, attempt
 from holdfast.data.images import DataSet
-from holdfast.engines.pool import DONE, FAILED, INFER
+from holdfast.engines.pool import DONE, FAILED, INFER, sweep
 from holdfast.errors import HoldfastError
 from holdfast.extensions import allow
 from holdfast.machine import one_thread
@@ -95,17 +96,18 @@ def build_work(folder: Path, device: torch.device) -> ClientWork:
 
 
 def main(handle: int) -> None:
-    with one_thread(), Connection(handle) as connection:
+    over = suppress(EOFError, ConnectionError, KeyboardInterrupt)  # the run is over, or was stopped or killed
+    with one_thread(), Connection(handle) as connection, over:
+        folder, device = Path(os.fsdecode(connection.recv_bytes())), connection.recv_bytes().decode()
         try:
-            folder, device = Path(os.fsdecode(connection.recv_bytes())), connection.recv_bytes().decode()
             try:
                 work = build_work(folder, torch.device(device))
             except HoldfastError as error:
                 refuse(connection, str(error))
                 return
             serve(connection, work)
-        except (EOFError, ConnectionError, KeyboardInterrupt):
-            return  # the run is over, or was stopped
+        finally:
+            sweep(folder.parent)  # a killed run cannot remove its folder itself
 
 
 if __name__ == "__main__":

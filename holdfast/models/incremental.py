@@ -1,6 +1,6 @@
 """A backbone and a growing head; one forward pass gives logits, features and stage maps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ from holdfast.errors import HoldfastError
 from holdfast.models import BACKBONE_TABLE, BACKBONES
 from holdfast.models.backbone import AdaptedBackbone, Backbone, adapted, hold
 from holdfast.models.layers import materialise
+from holdfast.models.limited import as_large_as
+from holdfast.seeding import torch_generator
 
 
 class Output(NamedTuple):
@@ -158,3 +160,15 @@ def require_maps(backbone: IncrementalModel | Backbone, spec: ModelSpec) -> None
             f"the backbone {spec.backbone!r} returns features without maps, which this method compares or attends to; "
             "have it return (features, list of maps), or choose a method that needs no maps, such as icarl or lga"
         )
+
+
+def load_grown(model: IncrementalModel, growths: Sequence[int], weights: Mapping[str, Tensor]) -> None:
+    """Appends the missing blocks and loads the weights. Raises ValueError or RuntimeError, before anything large is
+    allocated, if these are not the weights of a head that grew like this."""
+    known = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
+    if len(known) != len(growths):
+        raise ValueError(f"weights of {len(known)} growths, not of {len(growths)}")
+    if len(model.blocks) < len(growths):
+        with as_large_as(weights):
+            grow_to(model, growths, torch_generator(0, "buffer"))  # overwritten at once by the weights
+    model.load_state_dict(dict(weights))

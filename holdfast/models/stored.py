@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic
+from holdfast.files import parse_json, write_atomic
 
 
 def write_model(file: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -24,15 +24,19 @@ def write_model(file: Path, weights: Mapping[str, Tensor], facts: Mapping[str, A
 
 
 def read_model(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads weights and facts that `write_model` wrote."""
+    """Reads weights and facts that `write_model` wrote. Weights that are no numbers are refused."""
     if not file.is_file():
         raise HoldfastError(f"{file.parent} holds no {file.name}; give the folder of a finished run")
     try:
         with safe_open(file, framework="pt") as stored:
-            facts = json.loads(stored.metadata()["holdfast"])
-            return {name: stored.get_tensor(name) for name in stored.keys()}, dict(facts)  # noqa: SIM118
+            facts = dict(parse_json(stored.metadata()["holdfast"]))
+            weights = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(file, error) from error
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise HoldfastError(f"{file} is damaged: its weight {name!r} is not finite; run it again")
+    return weights, facts
 
 
 def damaged(file: Path, error: Exception) -> HoldfastError:

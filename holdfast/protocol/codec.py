@@ -14,6 +14,7 @@ from safetensors.torch import save as _save_tensors
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
+from holdfast.files import parse_json
 
 Weights = Mapping[str, Tensor]
 Snapshot = tuple[dict[str, Tensor], dict[str, Any]]  # tensors and plain values, as `pack` takes them
@@ -83,8 +84,8 @@ def _checked_facts(kind: str, blob: bytes) -> dict[str, Any]:
 
 def _json_object(kind: str, text: bytes | str) -> dict[str, Any]:
     try:
-        value = json.loads(text.encode() if isinstance(text, str) else text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text, _no_constant)
+    except ValueError as error:
         raise MalformedMessage(f"a {kind} has a header that is not JSON: {str(error)[:80]}") from error
     if not isinstance(value, dict):
         raise MalformedMessage(f"a {kind} has a header that is not a JSON object")

@@ -13,7 +13,7 @@ from holdfast.losses import augmentation_scale, bounded_noise
 from holdfast.methods.base import Method
 from holdfast.methods.roles import LastModel, NoTeachers, PrototypeSelection, RandomModel
 from holdfast.models.encoder import GradientEncoder
-from holdfast.models.incremental import IncrementalModel, ModelSpec, grow_to
+from holdfast.models.incremental import IncrementalModel, ModelSpec, load_grown
 from holdfast.models.passes import CHUNK, evaluating
 from holdfast.models.transform import Transform
 from holdfast.privacy.encode import labels_of
@@ -217,8 +217,7 @@ class PrototypeServer(LastModelSelector):
         """The accuracy of a global model on the augmented features (Eq. 11) of this growth's prototypes."""
         growth = len(growths) - 1
         pool = self.pools[growth]
-        grow_to(self.model, growths, torch_generator(0, "buffer"))
-        self.model.load_state_dict(dict(weights))
+        load_grown(self.model, growths, weights)
         images = torch.cat([p.images for p in pool])  # (N K, 3, S, S)
         labels = torch.tensor([p.label for p in pool for _ in p.images], device=images.device)
         with evaluating(self.model):

@@ -4,9 +4,10 @@ A run in an archive has an address, which commands accept in place of a run's fo
 `benchmarks/tiny-mini.jsonl.gz:tiny-mini/lga-2021`. The last part of the name is enough if only one run has it.
 A line holds `schema`, `name`, `config`, `plan` (the SHA-256 of plan.json), `clients` (see `stored.Clients`), `machine`,
 `commit` (of the code, if known), `result` and `record`; a run that diverged has `diverged` instead of a
-result."""
+result. `sha256` is the hash of all the rest; older archives have none."""
 
 import gzip
+import hashlib
 import io
 import json
 import zlib
@@ -16,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, nearest
-from holdfast.files import write_atomic
+from holdfast.files import parse_json, write_atomic
 
 SCHEMA = 1
 SUFFIX = ".jsonl.gz"
@@ -74,7 +75,7 @@ def add(file: Path, lines: Iterable[Line]) -> None:
     runs give the same bytes."""
     known = {name: entry.raw for name, entry in _indexed(file).items()} if file.exists() else {}
     for line in lines:
-        raw = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        raw = _packed({**line, "sha256": _digest(line)}) + b"\n"
         known[_checked(raw, f"the run {line.get('name')!r}")["name"]] = raw
     if sum(map(len, known.values())) > MAX_FILE or max(map(len, known.values()), default=0) > MAX_LINE:
         raise HoldfastError(f"{file} would be larger than an archive may be; put these runs into another one")
@@ -122,7 +123,7 @@ def _decompressed(file: Path) -> Iterator[bytes]:
 def _checked(raw: bytes, where: str) -> Line:
     """The parsed line, if it has everything that readers rely on."""
     try:
-        line = json.loads(raw)
+        line = parse_json(raw)
         if not isinstance(line, dict) or not isinstance(line.get("schema"), int):
             raise ValueError("it has no schema")
         if line["schema"] > SCHEMA:
@@ -137,9 +138,19 @@ def _checked(raw: bytes, where: str) -> Line:
         wrong = [key for key, kind in kinds.items() if not isinstance(line[key], kind)]
         if wrong:
             raise ValueError(f"its {wrong[0]} is invalid")
+        if "sha256" in line and line["sha256"] != _digest(line):
+            raise ValueError("it does not match its hash")
         return line
-    except (ValueError, KeyError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise HoldfastError(f"{where} is not a run ({error}); download the archive again, or remove it") from error
+
+
+def _digest(line: Line) -> str:
+    return hashlib.sha256(_packed({key: value for key, value in line.items() if key != "sha256"})).hexdigest()
+
+
+def _packed(line: Line) -> bytes:
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def _is_name(name: str) -> bool:

@@ -43,6 +43,7 @@ class View:
 
 
 def read_view(run: Path, metrics: str | None = None) -> View:
+    stored(run).check()
     result, lines = read_run(run)
     settings = read_config(run) or {}
     batchwise = (metrics or settings.get("metrics")) == "batchwise128"

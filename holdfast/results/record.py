@@ -17,9 +17,10 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from holdfast.errors import HoldfastError
-from holdfast.files import write_atomic, write_json
+from holdfast.files import as_json, write_atomic
 from holdfast.locks import lock_file
 from holdfast.methods.settings import with_aggregator
+from holdfast.results.checksums import write_sums
 from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
@@ -202,7 +203,10 @@ def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tre
 
 
 def write_result(folder: Path, result: Result) -> None:
-    write_json(folder / "result.json", {"schema": SCHEMA, **result.to_json()})
+    """Writes the result and, before it, the hashes of all finished files: a folder with a result is complete."""
+    content = as_json({"schema": SCHEMA, **result.to_json()})
+    write_sums(folder, content)
+    write_atomic(folder / "result.json", content)
 
 
 def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

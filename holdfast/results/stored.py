@@ -1,14 +1,16 @@
 """Where a finished run is stored: in its own folder, or as a line of an archive. Both provide the same parts."""
 
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.errors import HoldfastError
+from holdfast.files import parse_json, parse_toml, read_limited
 from holdfast.results import archive
+from holdfast.results.checksums import check_content, check_files
+
+LARGEST = 2**28  # bytes of a file of a run
 
 Tree = dict[str, Any]  # settings as in a config file: section -> key -> value
 
@@ -42,6 +44,9 @@ class StoredRun(Protocol):
 
     def picture(self, name: str) -> Path | None: ...
 
+    def check(self) -> None:
+        """Raises HoldfastError if anything of the run does not match its hash."""
+
     def damaged(self, part: str, reason: object) -> HoldfastError: ...
 
 
@@ -59,8 +64,8 @@ class FolderRun:
 
     def result(self) -> Any:
         try:
-            return json.loads(read_file(self.folder, "result.json"))
-        except (ValueError, RecursionError) as error:
+            return parse_json(self._read("result.json"))
+        except ValueError as error:
             raise self.damaged("result.json", error) from error
 
     def record(self) -> list[Any] | None:
@@ -68,32 +73,40 @@ class FolderRun:
         if not (self.folder / "record.jsonl").exists():
             return None
         try:
-            return [json.loads(line) for line in read_file(self.folder, "record.jsonl").splitlines()]
-        except (ValueError, RecursionError) as error:
+            return [parse_json(line) for line in self._read("record.jsonl").splitlines()]
+        except ValueError as error:
             raise self.damaged("record.jsonl", error) from error
 
     def config(self) -> Tree | None:
         if not (self.folder / "config.toml").exists():
             return None
         try:
-            return tomllib.loads(read_file(self.folder, "config.toml").decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
+            return parse_toml(self._read("config.toml").decode("utf-8-sig"))
+        except ValueError as error:
             raise self.damaged("config.toml", error) from error
 
     def clients(self) -> Clients | None:
         if not (self.folder / "plan.json").exists():
             return None
         try:
-            plan = json.loads(read_file(self.folder, "plan.json"))
+            plan = parse_json(self._read("plan.json"))
             if not all(isinstance(plan[key], list) for key in ("class_names", "clients", "arrivals", "groups")):
                 raise ValueError("it is not the plan of a run")
             return _clients_of(plan)
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, IndexError, TypeError) as error:
             raise self.damaged("plan.json", error) from error
 
     def picture(self, name: str) -> Path | None:
         file = self.folder / name
         return file if file.exists() else None
+
+    def check(self) -> None:
+        check_files(self.folder)
+
+    def _read(self, name: str) -> bytes:
+        content = read_file(self.folder, name)
+        check_content(self.folder, name, content)
+        return content
 
     def damaged(self, part: str, reason: object) -> HoldfastError:
         return HoldfastError(f"{self.folder / part} is damaged ({reason}); delete the folder and run it again")
@@ -140,6 +153,9 @@ class ArchivedRun:
         file = self.file.parent / archive.find(self.file, self.name)["name"] / name
         return file if file.exists() else None
 
+    def check(self) -> None:
+        self._line()  # every line has been checked
+
     def damaged(self, part: str, reason: object) -> HoldfastError:
         place = archive.address(self.file, self.name)
         return HoldfastError(f"{part} of {place} is damaged ({reason}); download the archive again, or remove the run")
@@ -147,7 +163,7 @@ class ArchivedRun:
 
 def read_file(folder: Path, name: str) -> bytes:
     try:
-        return (folder / name).read_bytes()
+        return read_limited(folder / name, LARGEST)
     except OSError as error:
         raise HoldfastError(
             f"{folder} is not the folder of a finished run: cannot read {name} there ({error.strerror})"

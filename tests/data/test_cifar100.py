@@ -5,7 +5,10 @@ import io
 import lzma
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +190,73 @@ def test_lists_that_hold_one_another_many_times_are_refused_in_time() -> None:
         bomb = [bomb, bomb]
     with pytest.raises(HoldfastError, match="more values"):
         read_pickle(pickle.dumps(bomb, 2), "it")
+
+
+def test_tuples_that_hold_one_another_many_times_are_refused_in_time() -> None:
+    """As a key, as a name to call, as a type: each of them would be compared, hashed or written out."""
+    bomb = b"K\x01" + b"".join(b"q%ch%c\x86" % (step, step) for step in range(60))  # each a pair of the last
+    for harm in (
+        b"}" + bomb + b"K\x00s.",
+        b"\x8c\x01a" + bomb + b"\x93.",
+        b"cnumpy\ndtype\n" + bomb + b"\x85R.",
+        bomb + b")R.",
+        b"cnumpy.core.multiarray\n_reconstruct\n)R" + bomb + b"b.",
+        bomb + b".",
+    ):
+        start = time.perf_counter()
+        with pytest.raises(HoldfastError, match="not a file of plain values"):
+            read_pickle(b"\x80\x04" + harm, "it")
+        assert time.perf_counter() - start < 5
+
+
+def test_a_short_pickle_cannot_fill_the_memory() -> None:
+    text = b"X" + (100_000).to_bytes(4, "little") + b"x" * 100_000 + b"q\x00"
+    encode = b"c_codecs\nencode\nq\x01X\x06\x00\x00\x00latin1q\x02"
+    copies = b"](" + b"h\x01h\x00h\x02\x86R" * 20_000 + b"e."  # 2 GB of a file of 300 kB
+    with pytest.raises(HoldfastError, match="more bytes than the file has"):
+        read_pickle(b"\x80\x04" + text + encode + copies, "it")
+    with pytest.raises(HoldfastError, match="more instructions"):
+        read_pickle(b"\x80\x04(" + b"]" * 2_000_000 + b"l.", "it")
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from holdfast.data.cifar100 import load
+from holdfast.errors import HoldfastError
+
+resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+try:
+    load(Path(sys.argv[1]), 32, Path(sys.argv[1]).parent / "cache")
+except HoldfastError as error:
+    print(error, "peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+@pytest.mark.parametrize("kind", ["member", "header", "members", "end"])
+def test_a_small_archive_of_huge_files_is_refused(tmp_path: Path, kind: str) -> None:
+    """Each archive has less than 4 MB and unpacks to one or several gigabytes."""
+    content = io.BytesIO()
+    with gzip.open(content, "wb", compresslevel=1) as file:
+        entry = tarfile.TarInfo("train.bin")
+        entry.size = 3 << 30
+        if kind == "header":
+            entry.type = tarfile.XHDTYPE
+        if kind == "members":
+            entry.size = 0
+            file.write(entry.tobuf() * 100_000)
+        if kind == "end":
+            file.write(tarfile.TarInfo("x").tobuf() + bytes(2 * 512))
+        else:
+            file.write(entry.tobuf())
+        for _ in range(700 if kind != "members" else 0):
+            file.write(bytes(1 << 20))
+    path = tmp_path / "cifar-100-binary.tar.gz"
+    path.write_bytes(content.getvalue())
+    assert path.stat().st_size < 4 << 20
+    line = [sys.executable, "-c", LIMITED, str(path)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    sentence, _, peak = done.stdout.partition(" peak ")
+    assert "cannot be read" in sentence or "is missing" in sentence
+    assert int(peak) < 600  # megabytes, most of them torch

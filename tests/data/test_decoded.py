@@ -308,15 +308,15 @@ def test_an_image_that_one_is_allowed_to_read_later_is_read_then(
 ) -> None:
     """What the operating system says to an ordinary user, also when the tests run as root."""
     top = write_folder(tmp_path / "mine", [])
-    read = Path.read_bytes
+    read = decoding.read_limited
 
-    def denied(path: Path) -> bytes:
+    def denied(path: Path, most: int) -> bytes:
         if path == top / "train/cat/3.png":
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
+        return read(path, most)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", denied)
+        patch.setattr(decoding, "read_limited", denied)
         with pytest.raises(HoldfastError, match=r"3.png cannot be read \(Permission denied\)"):
             load(top)
     assert len(load(top).train) == 9

@@ -483,6 +483,20 @@ def test_arrivals_that_are_no_text(tmp_path: Path) -> None:
     assert f"arrivals.toml in {top} is not UTF-8 text" in refused(top)
 
 
+def test_a_client_whose_name_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    top = write(tmp_path / "mine", CLIENTS)
+    os.rename(top / "clients" / "south", os.fsencode(top / "clients") + b"/s\xffd")
+    assert "clients/'s\\udcffd'" in refused(top)
+    assert "is not UTF-8 text; rename it" in refused(top)
+
+
+def test_long_or_nested_arrivals_are_one_sentence(tmp_path: Path) -> None:
+    top = write(tmp_path / "mine", CLIENTS)
+    for text in ("x = " + "[" * 100_000, "x" + ".a" * 100_000 + " = 1", "x = 1\n" * 600_000):
+        (top / "arrivals.toml").write_text(text)
+        assert re.search(r"arrivals\.toml: this is not TOML \(it.* (nested too deeply|has more than)", refused(top))
+
+
 def test_two_folders_of_one_client_are_refused(tmp_path: Path) -> None:
     for client in ("north", "north "):
         for name in ("cat", "dog"):

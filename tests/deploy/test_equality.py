@@ -8,8 +8,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from holdfast.deploy.courier import Failure
-from holdfast.deploy.envelope import Envelope
 from tests.deploy.local import LocalFederation
 from tests.deploy.processes import glyphs, lines, write_images
 

@@ -227,3 +227,37 @@ def test_a_config_with_a_byte_order_mark_is_read_and_a_malformed_table_refused(
     assert "[for.fedavg]" in refused(capsys, monkeypatch, "run", str(file))
     file.write_text("seed = " + "9" * 5000)
     assert "is not TOML" in refused(capsys, monkeypatch, "run", str(file))
+
+
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize("nested", [NESTED, "[" * 500 + "]" * 500, "{" + '"a":{' * 500 + "}" * 501], ids=len)
+@pytest.mark.parametrize("file", ["result.json", "record.jsonl", "plan.json"])
+def test_nested_brackets_are_one_sentence(
+    file: str, nested: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(Path(__file__).parents[1] / "results" / "old_run", run)
+    (run / file).write_text(nested + "\n")
+    said = refused(capsys, monkeypatch, "report", str(run), "--out", str(tmp_path / "page.html"))
+    assert f"{file} is damaged (its lists and tables are nested too deeply)" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["seed = " + NESTED, "seed" + ".a" * 500_000 + " = 1", "seed" + ".a" * 500 + " = 1", "x = '" + "y" * 3_000_000],
+)
+def test_a_config_of_harm_is_one_sentence(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    said = refused(capsys, monkeypatch, "run", str(tmp_path / "a.toml"))
+    assert "nested too deeply" in said or "has more than 2,097,152 bytes" in said
+
+
+def test_a_model_with_nested_facts_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(save({"w": torch.zeros(1)}, metadata={"holdfast": NESTED}))
+    assert "damaged" in refused(capsys, monkeypatch, "predict", str(tmp_path), "x.png")

@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +68,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_run_folder_is_complete(folder: Path) -> None:
     names = {file.name for file in (folder / "run").iterdir()}
     pictures = {"accuracy.png", "exemplars.png"}
-    assert names == {"config.toml", "plan.json", "record.jsonl", "result.json", "model.safetensors", *pictures}
+    files = {"config.toml", "plan.json", "record.jsonl", "result.json", "model.safetensors"}
+    assert names == {*files, "SHA256SUMS", *pictures}
+    sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder / "run", capture_output=True, text=True)
+    assert {line.partition(":")[0] for line in sums.stdout.splitlines() if line.endswith(": OK")} == files
+    assert sums.returncode == 0
     assert load_config(folder / "run" / "config.toml").seed == 3
     with Image.open(folder / "run" / "accuracy.png") as picture:
         assert picture.width > 600
+
+
+@pytest.mark.parametrize("command", ["show", "report", "predict", "resume"])
+@pytest.mark.parametrize("file", ["result.json", "record.jsonl", "model.safetensors"])
+def test_a_flipped_byte_is_refused(
+    folder: Path, tmp_path: Path, holdfast: Callable[..., tuple[int, str, str]], file: str, command: str
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    more = {"report": ["--out", tmp_path / "page.html"], "predict": [tmp_path / "run" / "exemplars.png"]}
+    words = [command, tmp_path / "run", *more.get(command, [])]
+    assert holdfast(*words)[0] == 0
+    content = bytearray((tmp_path / "run" / file).read_bytes())
+    place = content.index(b"0.") + 2 if file != "model.safetensors" else len(content) - 1  # a digit, or a weight
+    content[place] ^= 1
+    (tmp_path / "run" / file).write_bytes(content)
+    code, _, err = holdfast(*words)
+    assert (code, err.strip().count("\n")) == (2, 0)
+    assert f"{file} is damaged (it does not match its hash in SHA256SUMS)" in err
+    (tmp_path / "run" / "SHA256SUMS").unlink()  # as in the folder of an older version
+    assert holdfast(*words)[0] == 0 or (command, file) == ("report", "record.jsonl")
 
 
 def test_the_record_has_one_line_per_round_with_all_measurements(folder: Path) -> None:

@@ -1,7 +1,11 @@
 """The pool: the bits of the serial engine, whatever happens to its workers."""
 
+import fcntl
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -161,22 +165,75 @@ def test_a_pool_is_taken_where_it_is_worth_its_start(small: dict[str, Any], monk
         assert len(two.workers) == 2
 
 
-def test_what_killed_processes_left_in_memory_is_swept_and_what_lives_is_not(
+def test_what_killed_processes_left_in_memory_is_swept_at_once_and_what_lives_is_not(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "SHARED", tmp_path)
-    dead, young = tmp_path / f"{pool.PREFIX}dead", tmp_path / f"{pool.PREFIX}young"
-    for folder in (dead, young):
+    dead, later = tmp_path / f"{pool.PREFIX}dead", tmp_path / f"{pool.PREFIX}later"
+    dead.mkdir()
+    (dead / "images.npy").write_bytes(b"x")
+    unnamed, old = tmp_path / f"{pool.HIDDEN}young", tmp_path / f"{pool.HIDDEN}old"
+    for folder in (unnamed, old):
         folder.mkdir()
-        (folder / "images.npy").write_bytes(b"x")
+    os.utime(old, (0, 0))
     config = load_config(small)
     data = load_data(config.data)
     with pool_of(build_federation(config, data, plan_of(config, data)), data, 1) as living:
         assert living.folder.parent == tmp_path
-        for folder in (dead, living.folder):
-            os.utime(folder, (0, 0))
+        assert not dead.exists()  # though it is seconds old
+        assert unnamed.exists()  # its process may be about to lock it
+        assert not old.exists()
+        os.utime(living.folder, (0, 0))
         pool.sweep(tmp_path)
-        assert not dead.exists()
         assert living.folder.exists()
-        assert young.exists()
+        later.mkdir()
     assert not living.folder.exists()
+    assert not later.exists()  # a pool that ends sweeps as well
+
+
+def test_a_folder_is_locked_before_it_has_a_name_that_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fcntl.flock
+
+    def swept_meanwhile(lock: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            monkeypatch.setattr(fcntl, "flock", original)
+            pool.sweep(tmp_path)  # another pool starts between the folder's creation and its lock
+        original(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", swept_meanwhile)
+    folder, lock = pool.locked_folder(tmp_path)
+    pool.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
+    os.close(lock)
+    pool.sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from holdfast.engines import pool
+from holdfast.config import load_config
+from holdfast.data.sources import load_data
+from holdfast.experiment import build_federation, plan_of, pool_of
+
+pool.SHARED = Path(sys.argv[1])
+config = load_config({"data": {"name": "digits"}})
+data = load_data(config.data)
+with pool_of(build_federation(config, data, plan_of(config, data)), data, 1):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_workers_of_a_killed_run_remove_its_folder(tmp_path: Path) -> None:
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    assert len(list(tmp_path.iterdir())) == 1
+    run.kill()
+    run.communicate()
+    deadline = time.monotonic() + 60
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []

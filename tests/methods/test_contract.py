@@ -88,7 +88,7 @@ def test_workers_and_an_interruption_change_no_bit(
     _, _, alone = federation_of(settings)
     lines = [done.line for done in run_rounds(alone, Serial())]
     _, data, first = federation_of(settings)
-    checkpoints, again = Checkpoints(tmp_path), []
+    checkpoints, again = Checkpoints(tmp_path, {}), []
     with pool_of(first, data, 1) as pool:
         for done in run_rounds(first, pool):
             again.append(done.line)
@@ -96,7 +96,7 @@ def test_workers_and_an_interruption_change_no_bit(
             if done.line["round"] == 4:  # the second of the second of three tasks
                 break
         _, _, second = federation_of(settings)
-        assert Checkpoints(tmp_path).restore(second)[0] == 4
+        assert Checkpoints(tmp_path, {}).restore(second)[0] == 4
         again += [done.line for done in run_rounds(second, pool, start=4)]
     for a, b in zip(lines, again, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}

@@ -214,6 +214,15 @@ def test_a_file_that_would_fill_the_memory_is_refused(
         archive.names(file)
 
 
+def test_a_changed_line_is_refused_and_archives_without_hashes_are_read(file: Path) -> None:
+    lines = lines_of(file)
+    write(file, *({**line, "config": {"seed": 3}} for line in lines))
+    with pytest.raises(HoldfastError, match=r"line 1, is not a run \(it does not match its hash\)"):
+        archive.names(file)
+    write(file, *({key: value for key, value in line.items() if key != "sha256"} for line in lines))
+    assert archive.names(file) == ["small/lga-1", "small/lga-2"]
+
+
 # results and records of other versions
 
 

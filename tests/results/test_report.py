@@ -29,7 +29,7 @@ from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.errors import HoldfastError
 from holdfast.experiment import run_to_folder
-from holdfast.results import svg
+from holdfast.results import checksums, svg
 from holdfast.results.comparison import compared
 from holdfast.results.record import Result, configs_of, read_result, write_result
 from holdfast.results.report import TEMPLATE, write_report
@@ -497,6 +497,7 @@ def test_files_that_do_not_fit_each_other_are_named(
     run: Path, tmp_path: Path, file: str, text: str | dict[str, Any] | None
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / checksums.NAME).unlink()  # as in runs of older versions
     place = tmp_path / "run" / file
     if text is None:
         place.write_text("".join(place.read_text().splitlines(keepends=True)[:-2]))
@@ -514,6 +515,7 @@ def test_a_record_without_its_figures_is_named_and_curves_of_old_results_are_mad
     run: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / checksums.NAME).unlink()  # as in runs of older versions
     facts = json.loads((run / "result.json").read_text())
     (tmp_path / "run" / "result.json").write_text(json.dumps({**facts, "curves": None}))
     assert read_result(tmp_path / "run").curves == facts["curves"]

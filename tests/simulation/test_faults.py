@@ -213,7 +213,7 @@ def test_a_pool_and_an_interruption_see_the_same_faults(small: dict[str, Any], t
     assert {kind for line in lines for _, kind in line["faults"]} == set(MUCH)
     data, first = federation_of(settings, plan=plan, faults=MUCH, train={"server_optimiser": "adam"})
     _, second = federation_of(settings, plan=plan, faults=MUCH, train={"server_optimiser": "adam"})
-    checkpoints, again = Checkpoints(tmp_path), []
+    checkpoints, again = Checkpoints(tmp_path, {}), []
     stop = next(i + 1 for i, line in enumerate(lines[1:]) if any(one["kind"] == "late" for one in line["refused"]))
     with pool_of(first, data, 1) as pool:
         for done in run_rounds(first, pool):
@@ -221,7 +221,7 @@ def test_a_pool_and_an_interruption_see_the_same_faults(small: dict[str, Any], t
             checkpoints.save(done.line["round"], first, done.counts)
             if done.line["round"] == stop:
                 break
-        assert Checkpoints(tmp_path).restore(second)[0] == stop
+        assert Checkpoints(tmp_path, {}).restore(second)[0] == stop
         again += [done.line for done in run_rounds(second, pool, start=stop)]
     for one, other in zip(lines, again, strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
@@ -296,7 +296,7 @@ def test_a_model_that_is_not_finite_is_never_saved(small: dict[str, Any], tmp_pa
     with torch.no_grad():
         federation.server.model.get_parameter("blocks.0.bias")[-1] = float("nan")
     with pytest.raises(HoldfastError, match=r"after round 1 'blocks\.0\.bias' .* not finite; lower train\.lr"):
-        Checkpoints(tmp_path).save(1, federation, None)  # type: ignore[arg-type]
+        Checkpoints(tmp_path, {}).save(1, federation, None)  # type: ignore[arg-type]
     with pytest.raises(HoldfastError, match=r"'blocks\.0\.bias' .* not finite"):
         write_model(tmp_path / "model.safetensors", federation.server.weights, {})
     assert not list(tmp_path.iterdir())
