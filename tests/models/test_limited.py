@@ -93,7 +93,8 @@ for folder in map(Path, sys.argv[1:]):
         print("it was read")
     except HoldfastError as error:
         print(error)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+status = Path("/proc/self/status").read_text()  # ru_maxrss would also count the process that has started this one
+print(int(status.partition("VmHWM:")[2].split()[0]) // 1024)
 """
 
 
