@@ -1,5 +1,5 @@
-"""The deployed parties, with state on disk and bytes between them, equal the simulation to the bit: for methods with and
-without the proxy, with extras, and with whatever goes wrong."""
+"""The deployed parties, with state on disk and bytes between them, equal the simulation to the bit: for methods with
+and without the proxy, and with extras."""
 
 import shutil
 from pathlib import Path
@@ -8,8 +8,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from holdfast.deploy.courier import Failure
-from holdfast.deploy.envelope import Envelope
 from tests.deploy.local import LocalFederation
 from tests.deploy.processes import glyphs, lines, write_images
 
