@@ -7,13 +7,16 @@ ifneq ($(wildcard ../shared/data),)
 export HOLDFAST_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check torture docs format constraints clean
+.PHONY: demo federation test check torture docs format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
 	$(BIN)/holdfast run configs/demo.toml --method lga --out runs/demo-lga
 	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga --picture runs/demo.png
 	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
+
+federation: $(VENV)/.installed-deploy
+	$(BIN)/python scripts/federation.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto
@@ -24,11 +27,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-torture: $(VENV)/.installed-dev
+torture: $(VENV)/.installed-deploy
 	$(BIN)/python scripts/torture.py kills --kills 50
 	$(BIN)/python scripts/torture.py bad-clients
 	$(BIN)/python scripts/torture.py soak
 	$(BIN)/python scripts/torture.py table
+	$(BIN)/python scripts/federation.py --kills 20
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -60,4 +64,8 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+$(VENV)/.installed-deploy: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy]'
 	touch $@

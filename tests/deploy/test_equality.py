@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from holdfast.methods import METHODS as REGISTERED
 from tests.deploy.local import LocalFederation
 from tests.deploy.processes import glyphs, lines, write_images
 
@@ -18,6 +19,10 @@ METHODS = {
     "bic": 'name = "bic"',
     "icarl": 'name = "icarl"',
 }
+
+
+if "kelp" in REGISTERED:
+    METHODS["kelp"] = 'name = "kelp"'
 
 
 @pytest.fixture(scope="module")
