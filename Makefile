@@ -18,10 +18,10 @@ demo: $(VENV)/.installed
 federation: $(VENV)/.installed-deploy
 	$(BIN)/python scripts/federation.py
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-deploy
 	$(BIN)/python -m pytest -n auto
 
-check: $(VENV)/.installed-dev
+check: $(VENV)/.installed-deploy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

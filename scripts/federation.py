@@ -77,7 +77,7 @@ def story(processes, out: Path, kits: Path, images, commands, kills: int, rng: r
             say(f"round {done + 1}: kill -9 {name}")
             processes.end(name, signal.SIGKILL)
             processes.start(name, *commands[name])
-            left, next_kill = left - 1, time.monotonic() + rng.uniform(2, 12)
+            left, next_kill = left - 1, time.monotonic() + rng.uniform(5, 25)
         time.sleep(0.2)
 
 
