@@ -7,7 +7,7 @@ ifneq ($(wildcard ../shared/data),)
 export HOLDFAST_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check torture docs format constraints clean
+.PHONY: demo federation test check torture docs format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
@@ -16,20 +16,24 @@ demo: $(VENV)/.installed
 	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga runs/demo-kelp --picture runs/demo.png
 	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
 
-test: $(VENV)/.installed-dev
+federation: $(VENV)/.installed-deploy
+	$(BIN)/python scripts/federation.py
+
+test: $(VENV)/.installed-deploy
 	$(BIN)/python -m pytest -n auto
 
-check: $(VENV)/.installed-dev
+check: $(VENV)/.installed-deploy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-torture: $(VENV)/.installed-dev
+torture: $(VENV)/.installed-deploy
 	$(BIN)/python scripts/torture.py kills --kills 50
 	$(BIN)/python scripts/torture.py bad-clients
 	$(BIN)/python scripts/torture.py soak
 	$(BIN)/python scripts/torture.py table
+	$(BIN)/python scripts/federation.py --kills 20
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -61,4 +65,8 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+$(VENV)/.installed-deploy: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy]'
 	touch $@

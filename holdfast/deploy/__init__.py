@@ -1,1 +1,3 @@
-"""A real federation: server, proxy and sites as processes of their own, over TLS. Needs `pip install 'holdfast[deploy]'`."""
+"""A real federation: server, proxy and sites as processes of their own, over TLS.
+
+Needs `pip install 'holdfast[deploy]'`."""

@@ -1,5 +1,5 @@
-"""Keys and certificates: two authorities, and one certificate per party and channel. All keys are P-384, as Flower wants
-them; private keys are files that only their owner can read."""
+"""Keys and certificates: two authorities, and one certificate per party and channel. All keys are P-384, as Flower
+wants them; private keys are files that only their owner can read."""
 
 import ipaddress
 import os

@@ -79,7 +79,7 @@ def _port(place: tuple[str, int], section: str) -> str:
             probe.bind(place)
         except OSError as error:
             raise HoldfastError(
-                f"cannot listen on {place[0]}:{place[1]} ({error.strerror}); end what uses it, or set [{section}] listen"
+                f"cannot listen on {place[0]}:{place[1]} ({error.strerror}); end its user, or set [{section}] listen"
             ) from error
     return f"port {place[1]} is free"
 
@@ -156,5 +156,6 @@ def unreachable(who: str, address: str, error: Exception) -> str:
     if "certificate has expired" in text:
         return f"the certificate of {who} at {address} has expired; its operator needs a new kit"
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate verify failed" in text:
-        return f"{who} at {address} has a certificate of another CA; it is not of this federation, or not the party you think"
-    return f"cannot reach {who} at {address} ({text.splitlines()[0][:120] if text else type(error).__name__}); is it running?"
+        return f"{who} at {address} has a certificate of another CA; check the address, or ask for a new kit"
+    reason = text.splitlines()[0][:120] if text else type(error).__name__
+    return f"cannot reach {who} at {address} ({reason}); is it running?"

@@ -48,6 +48,7 @@ from holdfast.files import write_atomic
 
 POLL = 0.1  # seconds between two questions for answers
 START = 60.0  # seconds that a SuperLink may take to start
+GRACE = 10.0  # seconds that a site may be disconnected while everybody else has answered
 TTL = 3600.0 * 24  # seconds that a message is kept for a site
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_UPDATE_CHECK": "0"}
 
@@ -228,15 +229,19 @@ class FlowerCourier:
         end = time.monotonic() + deadline
         waiting: dict[str, str] = {}  # message id -> site
         left = dict(blobs)
+        lost: dict[str, float] = {}  # sites that are not connected, and since when
         self._again -= left.keys()
         while left:
             unsent = [site for site in left if site not in waiting.values() or site in self._again]
             if unsent:
                 nodes = self._nodes()
+                lost = {site: lost.get(site, time.monotonic()) for site in unsent if site not in nodes}
                 for site in (site for site in unsent if site in nodes):
                     self._again.discard(site)
                     waiting = {sent: other for sent, other in waiting.items() if other != site}
                     waiting[self._push(nodes[site], left[site])] = site
+            else:
+                lost = {}
             for message in self._pull(waiting):
                 site = waiting.pop(message.metadata.reply_to_message_id, "")
                 if site not in left:
@@ -250,6 +255,10 @@ class FlowerCourier:
             if left and time.monotonic() > end:
                 for site in list(left):
                     yield site, Failure(f"no answer within {deadline:.0f} s")
+                return
+            if left.keys() <= lost.keys() and all(time.monotonic() - lost[site] > GRACE for site in left):
+                for site in list(left):
+                    yield site, Failure("no answer: it has lost its connection")
                 return
             if left:
                 time.sleep(POLL)

@@ -303,7 +303,7 @@ class GlobalServer:
             facts = saved.facts
             if facts["version"] != __version__:
                 raise HoldfastError(
-                    f"{self.state} was written by Holdfast {facts['version']} and this is {__version__}; go on with that"
+                    f"{self.state} was written by Holdfast {facts['version']} and this is {__version__}; use that"
                 )
             self.done, self.held = facts["done"], facts["held"]
             self.counts = np.array(facts["counts"], dtype=np.int64)

@@ -280,7 +280,7 @@ class Site:
         log.info("round %d: %d images of %d classes", round_index + 1, len(train.pixels), len(train.files))
 
     def _more_tests(self, fresh: Part) -> Part:
-        """The held-out images of every class the site has ever met: those that it has, and new ones of other content."""
+        """The held-out images of every class the site has ever met: those it has, and new ones of other content."""
         old, most = self._images(self.ledger_.tests), self.agreement.evaluation.most
         files: dict[str, list[str]] = {}
         pixels: list[torch.Tensor] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from holdfast import __version__
 from holdfast.config import Config, to_tree
@@ -19,8 +20,6 @@ from holdfast.results.record import Result, curves_of, read_record, write_result
 from holdfast.seeding import generator
 from holdfast.server import metrics
 from holdfast.server.metrics import Counts
-
-import torch  # isort: skip
 
 
 def figures_of(
@@ -96,7 +95,7 @@ def write_summary(
         "classes": registry.names,
         "growths": registry.growths,
         "method": to_tree(config)["method"],
-        **{key: value for key, value in asdict(enrolment.spec).items()},
+        **asdict(enrolment.spec),
         "mean": enrolment.transform.mean,
         "std": enrolment.transform.std,
     }

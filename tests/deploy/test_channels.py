@@ -1,5 +1,5 @@
-"""docs/security.md says who sends what to whom. Here every byte on every channel is recorded, and must be of a kind that
-its table names; what a party must never see is looked for in all bytes that reach it."""
+"""docs/security.md says who sends what to whom. Here every byte on every channel is recorded, and must be of a kind
+that its table names; what a party must never see is looked for in all bytes that reach it."""
 
 import re
 from collections.abc import Iterator

@@ -20,9 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 def test_the_page_leads_from_the_agreement_to_the_report(tmp_path: Path) -> None:
     text = PAGE.read_text()
     [agreement] = re.findall(r'```toml title="federation.toml"\n(.*?)```', text, re.DOTALL)
-    commands = [
-        line[2:] for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
-    ]
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    commands = [line[2:] for block in blocks for line in block.splitlines()]
     for port, free in zip(("9092", "9093"), free_ports(2), strict=True):
         agreement = agreement.replace(f":{port}", f":{free}")  # others may use the page's ports on this machine
     (tmp_path / "federation.toml").write_text(agreement)

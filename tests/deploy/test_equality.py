@@ -1,5 +1,5 @@
-"""The deployed parties, with state on disk and bytes between them, equal the simulation to the bit: for methods with and
-without the proxy, with extras, and with whatever goes wrong."""
+"""The deployed parties, with state on disk and bytes between them, equal the simulation to the bit: for methods with
+and without the proxy, and with extras."""
 
 import shutil
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from holdfast.methods import METHODS as REGISTERED
 from tests.deploy.local import LocalFederation
 from tests.deploy.processes import glyphs, lines, write_images
 
@@ -18,6 +19,10 @@ METHODS = {
     "bic": 'name = "bic"',
     "icarl": 'name = "icarl"',
 }
+
+
+if "kelp" in REGISTERED:
+    METHODS["kelp"] = 'name = "kelp"'
 
 
 @pytest.fixture(scope="module")
