@@ -26,18 +26,20 @@ def side_by_side(experiments: Experiments) -> str:
 
 
 def _settings(experiments: Experiments) -> str:
-    """Only the settings that differ."""
+    """Only the settings that differ: first those that all experiments have, then, folded, those of single methods."""
     configs = {name: _flat(some[0].config) for name, some in experiments.items()}
     keys = dict.fromkeys(key for config in configs.values() for key in config if key != "seed")
-    rows = [
-        [key, *(json.dumps(config[key], ensure_ascii=False) if key in config else "" for config in configs.values())]
-        for key in keys
-        if len({json.dumps(config.get(key)) for config in configs.values()}) > 1
-    ]
-    if not rows:
-        return ""
-    table = html.table("Empty: the method has no such setting.", ["setting", *configs], rows, "differences.csv")
-    return html.section("Settings that differ", table)
+    cells = {key: [json.dumps(c[key], ensure_ascii=False) if key in c else "" for c in configs.values()] for key in keys}
+    differ = {key: row for key, row in cells.items() if len(set(row)) > 1}
+    common = [[key, *row] for key, row in differ.items() if all(row)]
+    single = [[key, *row] for key, row in differ.items() if not all(row)]
+    head, parts = ["setting", *configs], []
+    if common:
+        parts.append(html.table("In which all experiments can differ", head, common, "differences.csv"))
+    if single:
+        table = html.table("Empty: the method has no such setting.", head, single, "own-settings.csv")
+        parts.append(_folded("Settings that only some methods have", table))
+    return html.section("Settings that differ", "".join(parts)) if parts else ""
 
 
 def _flat(config: Tree) -> dict[str, object]:

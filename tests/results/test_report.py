@@ -162,9 +162,11 @@ def test_every_section_is_there(page: Page, result: Result) -> None:
         "Headline numbers",
         "Accuracy on glyphs",
         f"{result.method}, seed 1",
+        "Round by round",
+        "Learned and forgotten",
         "Accuracy matrix",
-        "F1 and recall",
         "Forgetting",
+        "F1 and recall",
         "Who is left behind?",
         "Detector",
         "Traffic",
@@ -176,7 +178,7 @@ def test_every_section_is_there(page: Page, result: Result) -> None:
     ]
     said = " ".join(page.words)
     assert f"1 run; method {result.method}; on glyphs; seed 1; 3 tasks, 6 classes." in said
-    assert ("details", {"class": "run", "open": None}) in page.tags
+    assert ("details", {"class": "run", "id": "run-0", "open": None}) in page.tags
     assert ("html", {"lang": "en"}) in page.tags
 
 
@@ -345,10 +347,10 @@ def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
         assert row[5].startswith(f"{100 * mean(expected.averages):.1f} ± ")
     assert rows[0][7] == f"{100 * (table.rows[0].improvement or 0.0):+.1f}"
     assert rows[1][7:] == (["-", "-"] if table.tested else ["-"])  # two seeds may differ alike: then nothing is tested
-    kinds = [given.get("class") for _, given in page.tags]
-    assert (kinds.count("curve"), kinds.count("band")) == (2, 2)
+    shapes = [(tag, given.get("class")) for tag, given in page.tags]
+    assert (shapes.count(("polyline", "curve")), shapes.count(("polygon", "band"))) == (2, 4)  # per task; per round
     assert page.csv["comparison.csv"][1:] == rows
-    assert not [given for tag, given in page.tags if tag == "details" and "open" in given]
+    assert not [given for tag, given in page.tags if given.get("class") == "run" and "open" in given]
 
 
 def test_the_legend_tells_more_curves_apart_than_there_are_colours() -> None:
