@@ -68,7 +68,8 @@ def details(view: View, name: str, place: str, is_open: bool, detail: Detail = D
         parts.append(f"<p class=note>More about this run: <code>{escape(only)}</code></p>")
     state = " open" if is_open else ""
     title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.run))}</span>"
-    return f'<details class=run id="{place}"{state}><summary>{title}</summary><div class="grid2">{"".join(parts)}</div></details>'
+    inner = f'<div class="grid2">{"".join(parts)}</div>'
+    return f'<details class=run id="{place}"{state}><summary>{title}</summary>{inner}</details>'
 
 
 def _matrix(view: View) -> str:
@@ -113,7 +114,7 @@ def _forgetting(view: View) -> str:
     shades = [svg.LOSS if value > 0 else svg.GAIN for value in lost.values()]
     chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
     link = html.link([["task", "points"], *lost.items()], "forgetting.csv")
-    note = f"Best accuracy of a task before the end, minus its accuracy at the end, in points; green: it has improved. {link}"
+    note = f"Best accuracy of a task before the end, minus its accuracy at the end; green: it has improved. {link}"
     return html.section("Forgetting", html.figure(chart, note))
 
 

@@ -38,7 +38,8 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file
 
 def link(rows: Sequence[Sequence[object]], file: str) -> str:
     """A link that downloads these rows as a CSV file."""
-    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{quote(as_csv(rows), safe=",")}">{file}</a>'
+    numbers = quote(as_csv(rows), safe=",")
+    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{numbers}">{file}</a>'
 
 
 def embedded(png: bytes) -> str:

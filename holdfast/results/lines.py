@@ -54,7 +54,9 @@ def chart(curves: Mapping[str, Sequence[Values]], label: str, marks: Marks = Mar
     plot = f'<svg class="plot" {place} viewBox="0 0 {span} {TALL}" preserveAspectRatio="none">{"".join(inside)}</svg>'
     parts.append(plot)
     names = legend(list(curves)) if len(curves) > 1 else ""
-    return frame(WIDTH, HEIGHT, label, "".join(parts), more=f' class="lines" tabindex="0" data-rounds="{rounds}"') + names
+    return (
+        frame(WIDTH, HEIGHT, label, "".join(parts), more=f' class="lines" tabindex="0" data-rounds="{rounds}"') + names
+    )
 
 
 def path(values: Values, scale: float) -> str:
@@ -118,5 +120,6 @@ def panel(curves: Mapping[int, Values], title: str, label: str, starts: Sequence
     inside += "".join(
         f'<path d="{path(values, 1.0)}" style="stroke:{colour(i)}" class="curve"/>' for i, values in curves.items()
     )
-    plot = f'<svg viewBox="0 0 {span} {TALL}" preserveAspectRatio="none" role="img" aria-label="{escape(label, quote=True)}">'
+    about = f'role="img" aria-label="{escape(label, quote=True)}"'
+    plot = f'<svg viewBox="0 0 {span} {TALL}" preserveAspectRatio="none" {about}>'
     return f'<div class="panel"><span>{escape(title)}</span>{plot}{inside}</svg></div>'

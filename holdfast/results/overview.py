@@ -17,7 +17,7 @@ def in_a_sentence(experiments: Mapping[str, Experiment], data: str) -> str:
     those on one data set, by name."""
     ranked = sorted(experiments, key=lambda name: -_last(experiments[name]))
     fair = [name for name in ranked if experiments[name][0].result.method != "joint"] or ranked
-    best, others = fair[0], [name for name in fair[1:]]
+    best, *others = fair
     sizes = experiments[best][0].result.task_sizes
     after = f"After {len(sizes)} task{'s' * (len(sizes) > 1)} on {data}, " if len(sizes) > 1 else f"On {data}, "
     parts = [after + _fate(best, experiments[best])]

@@ -29,7 +29,9 @@ def _settings(experiments: Experiments) -> str:
     """Only the settings that differ: first those that all experiments have, then, folded, those of single methods."""
     configs = {name: _flat(some[0].config) for name, some in experiments.items()}
     keys = dict.fromkeys(key for config in configs.values() for key in config if key != "seed")
-    cells = {key: [json.dumps(c[key], ensure_ascii=False) if key in c else "" for c in configs.values()] for key in keys}
+    cells = {
+        key: [json.dumps(c[key], ensure_ascii=False) if key in c else "" for c in configs.values()] for key in keys
+    }
     differ = {key: row for key, row in cells.items() if len(set(row)) > 1}
     common = [[key, *row] for key, row in differ.items() if all(row)]
     single = [[key, *row] for key, row in differ.items() if not all(row)]
@@ -54,7 +56,8 @@ def _confusions(experiments: Experiments) -> str:
     parts = []
     for name, some in list(experiments.items())[:PICTURES]:
         classes = some[0].result.classes
-        counts = sum(np.array(view.result.confusion) for view in some if view.result.classes == classes)
+        alike = [view.result.confusion for view in some if view.result.classes == classes]
+        counts: metrics.Counts = np.sum(alike, axis=0)
         answers = counts if counts[:, -1].any() else counts[:, :-1]
         label = f"confusion matrix of {name}: {percent(metrics.accuracy(counts))} % are right"
         shares = answers / np.maximum(answers.sum(axis=1, keepdims=True), 1)
