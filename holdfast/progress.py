@@ -1,6 +1,5 @@
 """Progress bars on standard error, so that standard output stays clean for tables and JSON."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ class RoundsProgress(Progress):
     """A bar and above it, where there is room, a table of the latest rounds. `note` tells it of each round."""
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
-        self.latest: deque[list[str]] = deque(maxlen=LATEST)
+        self.latest: list[list[str]] = []
         self._before: float | None = None
         super().__init__(*columns, console=console, disable=not console.is_terminal, transient=True)
 
@@ -34,23 +33,21 @@ class RoundsProgress(Progress):
         """A line of the record."""
         accuracy, before = line["accuracy"], self._before
         self._before = accuracy
-        self.latest.append(
-            [
-                f"{line['round']}",
-                f"{line['task']}",
-                f"{line['classes_seen']}",
-                f"{accuracy:.1%}",
-                "" if before is None else f"{100 * (accuracy - before):+.1f}",
-                f"{sum(line['losses'].values()):.3g}" if line["losses"] else "-",
-                f"{len(line['trained'])}/{len(line['selected'])}",
-                f"{len(line.get('refused', ()))}",
-                f"{sum(line['seconds'].values()):.1f}",
-            ]
-        )
+        row = [
+            f"{line['round']}",
+            f"{line['task']}",
+            f"{line['classes_seen']}",
+            f"{accuracy:.1%}",
+            "" if before is None else f"{100 * (accuracy - before):+.1f}",
+            f"{sum(line['losses'].values()):.3g}" if line["losses"] else "-",
+            f"{len(line['trained'])}/{len(line['selected'])}",
+            f"{len(line.get('refused', ()))}",
+            f"{sum(line['seconds'].values()):.1f}",
+        ]
+        self.latest = [*self.latest, row][-LATEST:]  # a new list: another thread may be showing the old one
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        width, height = self.console.size
-        if self.latest and width >= ROOM[0] and height >= ROOM[1]:
+        if self.latest and self.console.width >= ROOM[0] and self.console.height >= ROOM[1]:
             table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
             for head in ("round", "task", "classes", "accuracy", "change", "loss", "trained", "refused", "seconds"):
                 table.add_column(head, justify="right", no_wrap=True, style="bold" if head == "accuracy" else None)

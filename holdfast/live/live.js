@@ -75,7 +75,7 @@ const show = run => {
   }
   const where = run.rounds ? `round ${run.round} of ${run.rounds}` : `round ${run.round}`;
   const task = run.task ? `, task ${run.task}${run.tasks ? ` of ${run.tasks}` : ""}` : "";
-  const sent = Object.entries(run.bytes).map(([channel, count]) => `${bytes(count)} ${channel}`).join(", ");
+  const sent = Object.entries(run.bytes).map(([channel, count]) => `${bytes(count)} with the ${channel}`).join(", ");
   known.facts.dataset.ends = run.ends ?? "";
   known.facts.dataset.text = [where + task, sent, `${run.refused} refused, ${run.missing} absent`].filter(Boolean).join(" · ");
   known.training.textContent = run.training.length ? `In this round: ${run.training.join(", ")}` : "";
