@@ -61,13 +61,16 @@ class Browser:
 
     def open(self, place: Path | str, width: int = 1280, height: int = 900) -> None:
         """Shows a page that has loaded, from a file or an address."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.resize(width, height)
         self.events.clear()
         self.call("Page.navigate", url=place if isinstance(place, str) else place.as_uri())
         deadline = time.monotonic() + SECONDS
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._message(deadline)
+
+    def resize(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def ask(self, script: str) -> Any:
         """The value of an expression in the page."""
