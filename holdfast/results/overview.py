@@ -30,6 +30,10 @@ def in_a_sentence(experiments: Mapping[str, Experiment], data: str) -> str:
     return "; ".join([*parts, *([behind] if behind else [])]) + "."
 
 
+def _whole(value: float) -> str:
+    return f"{100 * value:.0f}\u00a0%"  # never broken across lines
+
+
 def _last(some: Experiment) -> float:
     return mean(view.result.last_accuracy for view in some)
 
@@ -37,10 +41,10 @@ def _last(some: Experiment) -> float:
 def _fate(name: str, some: Experiment) -> str:
     first, last = mean(view.result.accuracy_after_task[0] for view in some), _last(some)
     if len(some[0].result.task_sizes) == 1:
-        return f"{name} reached {last:.0%}".replace("%", " %")
+        return f"{name} reached {_whole(last)}"
     if last >= KEPT * first:
-        return f"{name} kept {last:.0%} (of {first:.0%} after the first task)".replace("%", " %")
-    return f"{name} fell from {first:.0%} to {last:.0%}".replace("%", " %")
+        return f"{name} kept {_whole(last)} (of {_whole(first)} after the first task)"
+    return f"{name} fell from {_whole(first)} to {_whole(last)}"
 
 
 def left_behind(some: Experiment) -> str:
@@ -48,7 +52,7 @@ def left_behind(some: Experiment) -> str:
     results: list[Result] = [view.result for view in some]
     if not all(r.last_accuracy - r.worst_client["accuracy"] >= BEHIND for r in results):
         return ""
-    value = f"{mean(r.worst_client['accuracy'] for r in results):.0%}".replace("%", " %")
+    value = _whole(mean(r.worst_client["accuracy"] for r in results))
     numbers = {int(r.worst_client["client"]) for r in results}
     if len(numbers) > 1:
         return f"the worst client of each seed is left behind with {value} on average"

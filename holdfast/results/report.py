@@ -18,6 +18,10 @@ from holdfast.results.sides import side_by_side
 from holdfast.results.tables import by_protocol, names_of, percent, reference_of, shape
 
 MOST = 1_900_000  # bytes of a page
+HELP = (  # shown by the script, without which it would not be true
+    '<p class="note help" hidden>Charts of rounds show their values where you point, or with the arrow keys. Drag to '
+    "zoom, or press +; double-click, or press 0, to see all.</p>"
+)
 
 
 def write_report(
@@ -93,7 +97,7 @@ def _heading(views: Sequence[View], sentences: Sequence[str], status: str) -> st
     ]
     said = "".join(f'<p class="summary">{escape(sentence)}</p>' for sentence in sentences)
     about = f"{'; '.join(facts)}."
-    return f'<header><h1>Holdfast report</h1>{said}<p class="lead">{escape(about)} {escape(status)}</p></header>'
+    return f'<header><h1>Holdfast report</h1>{said}<p class="lead">{escape(about)} {escape(status)}</p>{HELP}</header>'
 
 
 def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -> str:
@@ -147,7 +151,7 @@ def _together(
         note += " Bands: from the worst to the best seed."
     body = html.figure(chart, f"{note} {html.link(numbers, 'accuracy.csv')}")
     records = {name: [view.lines for view in some] for name, some in experiments.items()}
-    if len(records) > 1:
+    if len(results) > 1:
         body = f'<div class="side">{rounds.of_experiments(records, data)}{body}</div>'
     if len(table.rows) > 1:
         head = ["method", "seeds", *map(str, table.seen), "average", "forgotten", f"{table.reference} over it"]
