@@ -1,5 +1,6 @@
 """One self-contained HTML page for one run or several; it loads nothing from elsewhere."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -79,8 +80,8 @@ def _page(views: Sequence[View], reference: str | None, status: str, detail: Det
     title = f"Holdfast: {', '.join(dict.fromkeys(view.result.method for view in views))}"
     body = "\n".join([_heading(views, sentences, status), *parts])
     contents = "".join(f'<li><a href="#{place}">{escape(text)}</a></li>' for place, text in links)
-    filled = TEMPLATE.replace("{{title}}", escape(title)).replace("{{contents}}", contents)
-    return filled.replace("{{body}}", body)
+    filled = {"title": escape(title), "contents": contents, "body": body}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], TEMPLATE)  # at once: a name may look like a field
 
 
 def _heading(views: Sequence[View], sentences: Sequence[str], status: str) -> str:
