@@ -27,6 +27,8 @@ def in_a_sentence(experiments: Mapping[str, Experiment], data: str) -> str:
     elif others:
         parts.append(_fate(others[-1], experiments[others[-1]]))
     behind = left_behind(experiments[best])
+    if behind and others:
+        behind = f"with {best}, {behind}"
     return "; ".join([*parts, *([behind] if behind else [])]) + "."
 
 

@@ -12,6 +12,7 @@ from holdfast.results.tables import percent
 
 Line = Mapping[str, Any]  # of a record
 REFUSALS = 50  # rows of the table of refused updates
+ROWS = 10_000  # of a CSV file with the tasks of all experiments
 
 
 def task_starts(record: Sequence[Line]) -> list[int]:
@@ -155,12 +156,16 @@ def _last(values: Values) -> float | None:
 
 def tasks_side_by_side(records: Mapping[str, Sequence[Sequence[Line]]]) -> str:
     """One small chart per experiment with one line per task, of its first seed: who forgets what, and how fast."""
-    panels = []
+    panels: list[str] = []
+    rows: list[list[object]] = [["method", "task", "round", "accuracy in %"]]
     for name, some in records.items():
         tasks = _tasks(some[0])
         if tasks:
+            for t, values in enumerate(tasks, 1):
+                rows += [[name, t, r, round(100 * v, 1)] for r, v in enumerate(values, 1) if v is not None]
             ends = ", ".join(f"task {t} {percent(_last(values))} %" for t, values in enumerate(tasks, 1))
             label = f"{name}, accuracy at the end: {ends}"
             panels.append(lines.panel(dict(enumerate(tasks)), name, label, task_starts(some[0])))
     note = "Accuracy on each task's test images over all rounds (first seed), one line per task, from 0 to 100 %."
+    note += f" {html.link(rows, 'tasks-side-by-side.csv')}" if len(rows) <= ROWS else " Numbers: with each run."
     return html.figure(f'<div class="panels">{"".join(panels)}</div>', note) if panels else ""

@@ -53,12 +53,15 @@ def _flat(config: Tree) -> dict[str, object]:
 
 def _confusions(experiments: Experiments) -> str:
     """Small confusion matrices, with the counts of all seeds added up if these have the same classes."""
-    parts = []
+    parts: list[str] = []
+    rows: list[list[object]] = [["method", "true class", "answer", "images"]]
     for name, some in list(experiments.items())[:PICTURES]:
         classes = some[0].result.classes
         alike = [view.result.confusion for view in some if view.result.classes == classes]
         counts: metrics.Counts = np.sum(alike, axis=0)
         answers = counts if counts[:, -1].any() else counts[:, :-1]
+        names = [*classes, "(nothing)"]
+        rows += [[name, names[a], names[b], int(counts[a, b])] for a, b in np.argwhere(counts)]
         label = f"confusion matrix of {name}: {percent(metrics.accuracy(counts))} % are right"
         shares = answers / np.maximum(answers.sum(axis=1, keepdims=True), 1)
         image = f'<img class="confusion" alt="{escape(label, quote=True)}" src="{heat_image(shares)}">'
@@ -66,6 +69,7 @@ def _confusions(experiments: Experiments) -> str:
     note = "True class down, answer across, in the order in which classes came; a dark diagonal is good."
     if len(experiments) > PICTURES:
         note += f" The first {PICTURES} of {len(experiments)}."
+    note += f" {html.link(rows, 'confusion-side-by-side.csv')}" if len(rows) <= CELLS else " Its numbers are in each run's result.json."
     return html.section("Confusion side by side", html.figure(f'<div class="panels">{"".join(parts)}</div>', note))
 
 

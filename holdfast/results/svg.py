@@ -125,8 +125,8 @@ def matrix(picture: str, rows: Sequence[str], columns: Sequence[str], label: str
     heads = []
     for i, name in enumerate(columns):
         x, y = name_width + (i + 0.65) * step, top - 6
-        short = name if len(name) <= 14 else f"{name[:13]}…"
-        heads.append(f'<text transform="translate({x:.1f} {y:g})rotate(-90)">{escape(short)}</text>')
+        short = name if len(name) <= 12 else f"{name[:11]}…"
+        heads.append(f'<text class="col" transform="translate({x:.1f} {y:g})rotate(-90)">{escape(short)}</text>')
     body = "".join([*heads, *_names(rows, name_width, step, top), image])
     return frame(name_width + width, top + height, label, body, min(name_width + width, 760.0))
 

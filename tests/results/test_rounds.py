@@ -167,6 +167,15 @@ def test_experiments_are_compared_side_by_side(runs: list[Path]) -> None:
     assert "plan.tasks" not in shared
     own = {row[0]: row[1:] for row in numbers(text, "own-settings.csv")[1:]}
     assert own["method.iterations"] == ["2", ""]
+    counted = {(a, b, c): int(n) for a, b, c, n in numbers(text, "confusion-side-by-side.csv")[1:]}
+    for view in views:
+        for true, row in zip(view.result.classes, view.result.confusion, strict=True):
+            answers = [*view.result.classes, "(nothing)"]
+            assert [counted.get((view.result.method, true, answer), 0) for answer in answers] == row
+    by_task = [row for row in numbers(text, "tasks-side-by-side.csv")[1:] if row[0] == name and row[1] == "1"]
+    assert [float(row[3]) for row in by_task] == pytest.approx(
+        [100 * one["task_accuracy"][0] for one in views[0].lines], abs=0.05
+    )
     assert text.count("confusion matrix of ") == 4  # one per experiment side by side, one per run
 
 
@@ -225,7 +234,7 @@ def test_the_summary_says_who_kept_who_fell_and_who_is_left_behind(view: View) -
     assert said == (
         "After 3 tasks on glyphs, lga kept 93 % (of 95 % after the first task); "
         "plain averaging fell from 96 % to 33 %; "
-        "client east is left behind with 40 % on the classes it has held."
+        "with lga, client east is left behind with 40 % on the classes it has held."
     )
     glfc = result_of(view, "glfc", [0.9, 0.8, 0.7], 0.65)
     said = in_a_sentence({"glfc": [glfc], "joint": [joint]}, "glyphs").replace("\u00a0", " ")
