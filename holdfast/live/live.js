@@ -81,7 +81,7 @@ const show = run => {
   known.training.textContent = run.training.length ? `In this round: ${run.training.join(", ")}` : "";
   known.refused.replaceChildren();
   for (const one of run.refusals) {
-    element("li", known.refused).textContent = `round ${one.round}: ${one.client} refused (${one.kind}) ${one.reason}`;
+    element("li", known.refused).textContent = `round ${one.round}: refused ${one.client} (${one.kind}): ${one.reason}`;
   }
 };
 

@@ -109,11 +109,14 @@ class Watched:
             "loss": thinned([(line["round"], _total_loss(line)) for line in lines]),
             "changed": round(changed, 1),
             "ends": expected_end(lines, selected, changed) if running else None,
-            "training": [str(names[client]) if client < len(names) else f"client {client}" for client in training],
+            "training": [_name(client, names) for client in training],
             "refused": len(refused),
             "missing": sum(len(line.get("missing") or []) for line in lines),
             "refusals": [
-                {key: str(one.get(key, "")) for key in ("round", "client", "kind", "reason")}
+                {
+                    "client": _name(one.get("client"), names),
+                    **{key: str(one.get(key, "")) for key in ("round", "kind", "reason")},
+                }
                 for one in refused[-REFUSALS:]
             ],
             "bytes": _bytes(lines),
@@ -172,6 +175,13 @@ def thinned(points: list[tuple[int, float | None]]) -> list[tuple[int, float | N
 def _refusals(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = line.get("refused")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _name(client: object, names: list[Any]) -> str:
+    """Clients are numbers in a simulation; those of folders also have names."""
+    if not isinstance(client, int):
+        return str(client)
+    return str(names[client]) if client < len(names) else f"client {client}"
 
 
 def _finite(value: object) -> float | None:

@@ -69,7 +69,8 @@ def _confusions(experiments: Experiments) -> str:
     note = "True class down, answer across, in the order in which classes came; a dark diagonal is good."
     if len(experiments) > PICTURES:
         note += f" The first {PICTURES} of {len(experiments)}."
-    note += f" {html.link(rows, 'confusion-side-by-side.csv')}" if len(rows) <= CELLS else " Its numbers are in each run's result.json."
+    small = len(rows) <= CELLS
+    note += f" {html.link(rows, 'confusion-side-by-side.csv')}" if small else " The numbers are in each result.json."
     return html.section("Confusion side by side", html.figure(f'<div class="panels">{"".join(parts)}</div>', note))
 
 

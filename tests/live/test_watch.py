@@ -147,6 +147,8 @@ def test_refused_updates_and_absent_clients_are_counted(tmp_path: Path) -> None:
     [run] = Watched(tmp_path).state()["runs"]
     assert (run["refused"], run["missing"], len(run["refusals"])) == (7, 1, 5)
     assert run["refusals"][0] == {"round": "1", **refusal}
+    add(tmp_path / "record.jsonl", json.dumps(line(2, refused=[{**refusal, "client": 3}])) + "\n")
+    assert Watched(tmp_path).state()["runs"][0]["refusals"][-1]["client"] == "client 3"
 
 
 def test_folders_that_are_no_runs_do_not_hide_the_others(finished: Path, tmp_path: Path) -> None:
