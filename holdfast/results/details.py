@@ -52,13 +52,15 @@ class Detail(Enum):
 
     FULL = "full"
     CURVES = "curves"
+    ROUNDS = "rounds"  # as before, without the small charts of each task
     TABLES = "tables"
 
 
 def details(view: View, name: str, place: str, is_open: bool, detail: Detail = Detail.FULL) -> str:
     """One run, under its name in the table of all runs; its path distinguishes it from others. `place` is its id in
     the page."""
-    parts = [] if detail is Detail.TABLES else [rounds.of_run(view.lines), rounds.learned_and_forgotten(view.lines)]
+    parts = [] if detail is Detail.TABLES else [rounds.of_run(view.lines)]
+    parts += [rounds.learned_and_forgotten(view.lines)] if detail in (Detail.FULL, Detail.CURVES) else []
     parts += [_matrix(view), *([] if detail is Detail.TABLES else [_forgetting(view)])]
     if detail is Detail.FULL:
         parts += [_scores(view), _fairness(view), _detector(view), _bytes(view), _seconds(view)]

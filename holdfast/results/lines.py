@@ -7,7 +7,7 @@ from html import escape
 from math import floor, log10
 from statistics import mean
 
-from holdfast.results.svg import SERIES, colour, frame, legend, line, text
+from holdfast.results.svg import SERIES, colour, frame, legend, text
 
 Values = Sequence[float | None]  # one per round; None where there is no value
 STEP, TALL = 10, 1000  # units of the plot's own coordinates: per round, and from bottom to top
@@ -32,16 +32,17 @@ def chart(curves: Mapping[str, Sequence[Values]], label: str, marks: Marks = Mar
     ticks = [0.0, 20.0, 40.0, 60.0, 80.0, 100.0] if percent else nice_ticks(max(values, default=1.0))
     width, height = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     span = STEP * max(rounds - 1, 1)
-    parts = []
-    for tick in ticks:
-        y = TOP + height * (1 - tick / ticks[-1])
-        parts.append(line(LEFT, y, WIDTH - RIGHT, y, "grid") + text(LEFT - 6, y + 4, f"{tick:g}", "end"))
-    parts.append(f'<g class="ticks">{_round_ticks(rounds, width)}</g>')
+    heights = [(tick, TOP + height * (1 - tick / ticks[-1])) for tick in ticks]
+    grid = "".join(f"M{LEFT:g} {y:g}h{width:g}" for _, y in heights)
+    labels = "".join(f'<text x="{LEFT - 6:g}" y="{y + 4:g}">{tick:g}</text>' for tick, y in heights)
+    parts = [f'<path class="grid" d="{grid}"/><g text-anchor="end">{labels}</g>']
+    parts.append(f'<g class="ticks" text-anchor="middle">{_round_ticks(rounds, width)}</g>')
     parts.append(text(LEFT + width / 2, HEIGHT - 4, "round"))
     parts.append(_task_labels(marks.tasks, rounds, width))
-    inside = [f'<path d="M{STEP * start - STEP / 2:g} 0V{TALL}" class="task"/>' for start in marks.tasks if start]
+    bounds = "".join(f"M{STEP * start - STEP / 2:g} 0V{TALL}" for start in marks.tasks if start)
+    inside = [f'<path d="{bounds}" class="task"/>'] if bounds else []
     for start, names in (marks.growths or {}).items():
-        about = f"<title>round {start + 1}: new classes {escape(names)}</title>"
+        about = f"<title>round {start + 1}: new classes {escape(names)}</title>" if names else ""
         inside.append(f'<path d="M{STEP * start} {TALL}v-50" class="growth">{about}</path>')
     for i, runs in enumerate(curves.values()):
         ranges = [_column(runs, r) for r in range(max(map(len, runs)))]
@@ -69,7 +70,11 @@ def path(values: Values, scale: float) -> str:
             last = None
             continue
         y = TALL - round(TALL * value * scale)
-        parts.append(f"M{STEP * i} {y}h0" if last is None else f"l{STEP} {y - last}")
+        if last is None:
+            parts.append(f"M{STEP * i} {y}h0")
+        else:
+            command = "l" if parts[-1].endswith("h0") else " "
+            parts.append(f"{command}{STEP}{y - last: d}")
         last = y
     return "".join(parts)
 
@@ -99,7 +104,8 @@ def _round_ticks(rounds: int, width: float) -> str:
     """Rounds are counted from 1. The script draws them anew after a zoom."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**6) if rounds / s <= 10)
     shown = [1, *(r for r in range(step, rounds + 1, step) if r > 1 + step / 2)]
-    return "".join(text(LEFT + width * (r - 1) / max(rounds - 1, 1), HEIGHT - BOTTOM + 18, str(r)) for r in shown)
+    y = HEIGHT - BOTTOM + 18
+    return "".join(f'<text x="{LEFT + width * (r - 1) / max(rounds - 1, 1):.1f}" y="{y:g}">{r}</text>' for r in shown)
 
 
 def _task_labels(tasks: Sequence[int], rounds: int, width: float) -> str:

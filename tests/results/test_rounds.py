@@ -54,6 +54,7 @@ def numbers(text: str, file: str) -> list[list[str]]:
 
 def test_a_path_has_whole_relative_steps_and_gaps() -> None:
     assert path([0.5, 0.25, None, 1.0], 1.0) == f"M0 500h0l10 250M30 {TALL - 1000}h0"
+    assert path([0.0, 0.1, 0.1, 0.3, 0.2], 1.0) == "M0 1000h0l10-100 10 0 10-200 10 100"
     assert path([None, None], 1.0) == ""
 
 
@@ -75,16 +76,16 @@ def test_ticks_are_round_numbers_from_zero_to_above_the_largest(most: float, tic
 def test_percentages_reach_to_a_hundred_and_losses_to_their_largest() -> None:
     low = chart({"a": [[0.1, 0.2]]}, "accuracy")
     assert ">100</text>" in low
-    assert 'd="M0 900h0l10 -100"' in low
+    assert 'd="M0 900h0l10-100"' in low
     loss = chart({"a": [[0.1, 0.2]]}, "loss", percent=False)
     assert ">0.2</text>" in loss
-    assert 'd="M0 500h0l10 -500"' in loss
+    assert 'd="M0 500h0l10-500"' in loss
 
 
 def test_bands_reach_from_the_smallest_to_the_largest_seed() -> None:
     drawn = chart({"a": [[0.2, 0.4], [0.4, 0.8]]}, "accuracy")
     assert 'points="0,600 10,200 10,600 0,800"' in drawn
-    assert 'd="M0 700h0l10 -300"' in drawn  # the means: 0.3 and 0.6
+    assert 'd="M0 700h0l10-300"' in drawn  # the means: 0.3 and 0.6
 
 
 def test_tasks_and_growths_are_marked_where_they_begin() -> None:
@@ -200,6 +201,7 @@ def test_a_page_of_a_hundred_runs_stays_small() -> None:
     text = page(views, "lga")
     assert len(text.encode()) <= MOST < 2_000_000
     assert text.count('<details class=run id="run-') == 100
+    assert text.count('download="rounds.csv"') == text.count('download="losses.csv"') == 100
     assert "holdfast report " in text  # where the rest of a run is
 
 
