@@ -7,11 +7,12 @@ from html import escape
 from math import floor, log10
 from statistics import mean
 
-from holdfast.results.svg import SERIES, colour, frame, legend, text
+from holdfast.results.svg import colour, dash, frame, legend, text
 
 Values = Sequence[float | None]  # one per round; None where there is no value
 STEP, TALL = 10, 1000  # units of the plot's own coordinates: per round, and from bottom to top
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 280.0, 46.0, 12.0, 20.0, 40.0
+BANDS = 6  # more bands than this hide each other
 LABEL = 62.0  # the width of "task 10" on a phone
 
 
@@ -23,9 +24,12 @@ class Marks:
     growths: Mapping[int, str] | None = None  # round -> its new classes
 
 
-def chart(curves: Mapping[str, Sequence[Values]], label: str, marks: Marks = Marks(), percent: bool = True) -> str:  # noqa: B008
-    """Per name the mean over its runs, and the band from the smallest to the largest value. `percent` values are
-    between 0 and 1 on an axis up to 100; others have an axis that begins at 0."""
+NONE = Marks()
+
+
+def chart(curves: Mapping[str, Sequence[Values]], label: str, marks: Marks = NONE, percent: bool = True) -> str:
+    """Per name the mean over its runs, and the band from the smallest to the largest value unless there are too many.
+    `percent` values are between 0 and 1 on an axis up to 100; others have an axis that begins at 0."""
     rounds = max(len(run) for runs in curves.values() for run in runs)
     scale = 100.0 if percent else 1.0
     values = [scale * value for runs in curves.values() for run in runs for value in run if value is not None]
@@ -46,11 +50,11 @@ def chart(curves: Mapping[str, Sequence[Values]], label: str, marks: Marks = Mar
         inside.append(f'<path d="M{STEP * start} {TALL}v-50" class="growth">{about}</path>')
     for i, runs in enumerate(curves.values()):
         ranges = [_column(runs, r) for r in range(max(map(len, runs)))]
-        if len(runs) > 1:
+        if len(runs) > 1 and len(curves) <= BANDS:
             inside.append(_band(ranges, scale / ticks[-1], i))
         means = [mean(found) if found else None for found in ranges]
-        dash = "" if i < SERIES else ";stroke-dasharray:7 4"
-        inside.append(f'<path d="{path(means, scale / ticks[-1])}" style="stroke:{colour(i)}{dash}" class="curve"/>')
+        style = f"stroke:{colour(i)}{dash(i)}"
+        inside.append(f'<path d="{path(means, scale / ticks[-1])}" style="{style}" class="curve"/>')
     place = f'x="{LEFT:g}" y="{TOP:g}" width="{width:g}" height="{height:g}"'
     plot = f'<svg class="plot" {place} viewBox="0 0 {span} {TALL}" preserveAspectRatio="none">{"".join(inside)}</svg>'
     parts.append(plot)

@@ -12,6 +12,11 @@ def colour(index: int) -> str:
     return f"var(--c{index % SERIES})"
 
 
+def dash(index: int) -> str:
+    """The style that tells curves apart where there are more of them than colours."""
+    return ("", ";stroke-dasharray:7 4", ";stroke-dasharray:2 5")[min(index // SERIES, 2)]
+
+
 def frame(width: float, height: float, label: str, body: str, most: float | None = None, more: str = "") -> str:
     """`most` is the maximum width in pixels; `more` are further attributes."""
     size = f' style="max-width:{most:g}px"' if most else ""
@@ -58,8 +63,7 @@ def curves(series: Series, x_label: str, label: str) -> str:
             parts.append(f'<polygon points="{points}" style="fill:{colour(i)}" class="band"/>')
         middle = [at(x, mean(c)) for x, c in zip(places, columns, strict=True)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in middle)
-        dash = "" if i < SERIES else ";stroke-dasharray:7 4"  # more curves than colours
-        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash}" class="curve"/>')
+        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash(i)}" class="curve"/>')
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour(i)}"><title>{mean(c):.1f} %</title></circle>'
             for (x, y), c in zip(middle, columns, strict=True)
@@ -72,10 +76,10 @@ def legend(names: Sequence[str]) -> str:
 
 
 def mark(index: int) -> str:
-    """A dot in the colour of a series; hollow if its curve is dashed."""
+    """A dot in the colour of a series; hollow if its curve is dashed or dotted."""
     if index < SERIES:
         return f'<i style="background:{colour(index)}"></i>'
-    return f'<i style="border:3px dashed {colour(index)}"></i>'
+    return f'<i style="border:3px {"dashed" if index < 2 * SERIES else "dotted"} {colour(index)}"></i>'
 
 
 GAIN, LOSS = "var(--gain)", "var(--loss)"

@@ -351,10 +351,10 @@ def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
 
 
 def test_the_legend_tells_more_curves_apart_than_there_are_colours() -> None:
-    chart = svg.curves({f"method {i}": ([2, 4], [[50.0, 40.0]]) for i in range(12)}, "classes seen", "accuracy")
+    chart = svg.curves({f"method {i}": ([2, 4], [[50.0, 40.0]]) for i in range(22)}, "classes seen", "accuracy")
     lines = re.findall(r'<polyline points="[^"]*" (style="[^"]*")', chart)
     marks = re.findall(r"<span>(.*?)method \d+</span>", chart)
-    assert (len(set(lines)), len(set(marks))) == (12, 12)
+    assert (len(set(lines)), len(set(marks))) == (22, 22)
 
 
 def test_the_same_run_twice_counts_once(several: Path, run: Path, tmp_path: Path) -> None:

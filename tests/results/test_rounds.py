@@ -86,6 +86,7 @@ def test_bands_reach_from_the_smallest_to_the_largest_seed() -> None:
     drawn = chart({"a": [[0.2, 0.4], [0.4, 0.8]]}, "accuracy")
     assert 'points="0,600 10,200 10,600 0,800"' in drawn
     assert 'd="M0 700h0l10-300"' in drawn  # the means: 0.3 and 0.6
+    assert "band" not in chart({f"{i}": [[0.2, 0.4], [0.4, 0.8]] for i in range(7)}, "accuracy")  # they hide each other
 
 
 def test_tasks_and_growths_are_marked_where_they_begin() -> None:
@@ -332,6 +333,16 @@ def test_the_confusion_matrix_shows_its_counts(browser: Browser, file: Path, vie
             f"true: {classes[true]}\nanswer: {classes[answer]}\n"
             f"{counts[true][answer]} of {sum(counts[true])} images, {share:.1f} %"
         )
+
+
+def test_a_name_in_the_legend_brings_out_its_curve(browser: Browser, both: Path) -> None:
+    browser.open(both)
+    dimmed = f"[...{CHART}.querySelectorAll('.curve')].map(one => getComputedStyle(one).opacity)"
+    assert browser.ask(dimmed) == ["1", "1"]
+    browser.ask("document.querySelector('svg.lines + .legend').children[1].focus()")
+    assert browser.ask(dimmed) == ["0.15", "1"]
+    browser.ask("document.activeElement.blur()")
+    assert browser.ask(dimmed) == ["1", "1"]
 
 
 def test_a_link_of_the_contents_opens_its_run(browser: Browser, both: Path) -> None:
