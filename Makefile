@@ -16,19 +16,19 @@ demo: $(VENV)/.installed
 	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga runs/demo-kelp --picture runs/demo.png
 	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
 
-federation: $(VENV)/.installed-deploy
+federation: $(VENV)/.installed-dev
 	$(BIN)/python scripts/federation.py
 
-test: $(VENV)/.installed-deploy
+test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto
 
-check: $(VENV)/.installed-deploy
+check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-torture: $(VENV)/.installed-deploy
+torture: $(VENV)/.installed-dev
 	$(BIN)/python scripts/torture.py kills --kills 50
 	$(BIN)/python scripts/torture.py bad-clients
 	$(BIN)/python scripts/torture.py soak
@@ -60,13 +60,9 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy,live,onnx]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	touch $@
-
-$(VENV)/.installed-deploy: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy]'
 	touch $@

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress, TaskID, TextColumn
+from rich.progress import TaskID, TextColumn
 
 from holdfast import __version__
 from holdfast.checkpoint import Checkpoints
@@ -33,7 +33,7 @@ from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.models.pretrained import Loaded, start_from
 from holdfast.models.stored import write_model
 from holdfast.models.transform import Transform
-from holdfast.progress import progress_bar
+from holdfast.progress import RoundsProgress, progress_bar
 from holdfast.protocol.enrolment import Enrolment, Preset, Training
 from holdfast.protocol.messages import Encoder
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
@@ -79,7 +79,7 @@ SHORT = {"method": "method.name", "dataset": "data.name", "tasks": "plan.tasks"}
 class Overall:
     """The progress display of several runs: a bar, and the task in it that all of them advance."""
 
-    bar: Progress
+    bar: RoundsProgress
     task: TaskID
 
 
@@ -473,6 +473,8 @@ def _run(
                     done, counts = finished.line["round"], finished.counts
                     checkpoints.save(done, federation, counts, record.digest)
                     note = _note(finished.line, plan)
+                    if not overall:  # rows of several runs would be mixed up
+                        bar.note(finished.line)
                     bar.update(task, note=note)
                     if bar.disable and plan.ends_task(done - 1):
                         bar.console.print(f"{name}: {note}", highlight=False)  # for a log file

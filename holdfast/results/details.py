@@ -2,7 +2,9 @@
 
 import io
 import json
+import shlex
 from dataclasses import dataclass
+from enum import Enum
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from holdfast.results import html, svg
+from holdfast.results import html, rounds, svg
 from holdfast.results.record import Result, read_clients, read_config, read_run
 from holdfast.results.stored import Clients, Tree, stored
 from holdfast.results.tables import GROUPS, detected, percent
@@ -50,23 +52,31 @@ def read_view(run: Path, metrics: str | None = None) -> View:
     return View(run, result, lines, settings, read_clients(run, result), batchwise)
 
 
-def details(view: View, name: str, is_open: bool) -> str:
-    """Everything about one run, under its name in the table of all runs; its path distinguishes it from others."""
-    parts = [
-        _matrix(view),
-        _scores(view),
-        _forgetting(view),
-        _fairness(view),
-        _detector(view),
-        _refused(view),
-        _bytes(view),
-        _seconds(view),
-    ]
-    parts += [_confusion(view), _pictures(view), _config(view)]
-    inner = "".join(part for part in parts if part)
+class Detail(Enum):
+    """How much a page shows of each run, so that pages of many runs stay small."""
+
+    FULL = "full"
+    CURVES = "curves"
+    ROUNDS = "rounds"  # as before, without the small charts of each task
+    TABLES = "tables"
+
+
+def details(view: View, name: str, place: str, is_open: bool, detail: Detail = Detail.FULL) -> str:
+    """One run, under its name in the table of all runs; its path distinguishes it from others. `place` is its id in
+    the page."""
+    parts = [] if detail is Detail.TABLES else [rounds.of_run(view.lines)]
+    parts += [rounds.learned_and_forgotten(view.lines)] if detail in (Detail.FULL, Detail.CURVES) else []
+    parts += [_matrix(view), *([] if detail is Detail.TABLES else [_forgetting(view)])]
+    if detail is Detail.FULL:
+        parts += [_scores(view), _fairness(view), _detector(view), _refused(view), _bytes(view), _seconds(view)]
+        parts += [_confusion(view), _pictures(view), _config(view)]
+    else:
+        only = f"holdfast report {shlex.quote(str(view.run))}"
+        parts.append(f"<p class=note>More about this run: <code>{escape(only)}</code></p>")
     state = " open" if is_open else ""
     title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(_place(view.run))}</span>"
-    return f"<details class=run{state}><summary>{title}</summary>{inner}</details>"
+    inner = f'<div class="grid2">{"".join(parts)}</div>'
+    return f'<details class=run id="{place}"{state}><summary>{title}</summary>{inner}</details>'
 
 
 def _place(run: Path) -> str:
@@ -113,10 +123,10 @@ def _forgetting(view: View) -> str:
     lost = {f"task {k + 1}": 100 * one for k, one in enumerate(metrics.forgotten(view.result.accuracy_matrix))}
     if not lost:
         return ""
-    shades = [0 if value >= 0 else 7 for value in lost.values()]
+    shades = [svg.LOSS if value > 0 else svg.GAIN for value in lost.values()]
     chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
     link = html.link([["task", "points"], *lost.items()], "forgetting.csv")
-    note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has improved. {link}"
+    note = f"Best accuracy of a task before the end, minus its accuracy at the end; green: it has improved. {link}"
     return html.section("Forgetting", html.figure(chart, note))
 
 
@@ -147,6 +157,7 @@ def _fairness(view: View) -> str:
             "accuracy of each client on the classes it has held",
             " %",
             [order.index(group) if group in order else 3 for _, group, _, _ in shown],
+            most=100,
         )
         rows = [[label, group, str(held), percent(value)] for label, group, held, value in scores]
         some = "" if len(shown) == len(scores) else " The twenty worst and the twenty best."
@@ -251,7 +262,7 @@ def _confusion(view: View) -> str:
     if not counts[:, -1].any():  # every image has a prediction
         counts, answers = counts[:, :-1], answers[:-1]
     shares = counts / counts.sum(axis=1, keepdims=True)
-    picture = _heat_image(shares)
+    picture = heat_image(shares)
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     worst = [divmod(int(i), wrong.shape[1]) for i in np.argsort(-wrong.reshape(-1), kind="stable")[:CONFUSED]]
@@ -264,10 +275,10 @@ def _confusion(view: View) -> str:
     link = html.link(table, "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
     label = f"confusion matrix of {len(classes)} classes"
     plain = f'<img class="confusion" alt="{label}" src="{picture}">'
-    chart = svg.matrix(picture, classes, len(answers), label) if len(classes) <= NAMED else plain
+    chart = svg.matrix(picture, classes, answers, label) if len(classes) <= NAMED else plain
     note = "True class down, answer across, both in the order in which the classes arrived"
     note += "; the last column is for no answer." if len(answers) > len(classes) else "."
-    body = html.figure(chart, f"{note} {link}")
+    body = html.figure(chart, f"{note} {link}", "matrix" if len(classes) <= MANY else "")
     body += html.table(
         "Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv"
     )
@@ -276,7 +287,7 @@ def _confusion(view: View) -> str:
     return html.section("Confusion matrix at the end", body)
 
 
-def _heat_image(shares: np.ndarray) -> str:
+def heat_image(shares: np.ndarray) -> str:
     """A small image from the page's background colour to deep blue; the browser enlarges it without smoothing."""
     low, high = np.array([238, 242, 246]), np.array([16, 72, 120])
     pixels = low + (high - low) * np.sqrt(shares)[..., None]
@@ -307,4 +318,5 @@ def _config(view: View) -> str:
     rows = [[name.rstrip("."), value] for name, value in rows]
     rows += [["computed on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
     table = html.table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
-    return html.section("Config", table) if rows else ""
+    folded = f"<details><summary>Every setting</summary>{table}</details>"
+    return html.section("Config", folded) if rows else ""

@@ -16,6 +16,12 @@ def runs_below(folder: Path) -> list[Path]:
     return [*archived, *sorted(result.parent for result in folder.rglob("result.json"))]
 
 
+def unfinished_below(folder: Path) -> list[Path]:
+    """The folders of runs that have a record and no result: they are running, or were stopped."""
+    found = folder.rglob("record.jsonl") if folder.is_dir() else iter(())
+    return sorted(record.parent for record in found if not (record.parent / "result.json").exists())
+
+
 def runs_of(path: Path) -> list[Path]:
     """The addresses of all runs of an archive; an address is completed to the run's full name; other paths are kept."""
     if place := archive.split_address(path):
