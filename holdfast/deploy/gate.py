@@ -1,4 +1,4 @@
-"""The server's door to the network: it lets sites reach Flower's Fleet API and nothing else.
+"""What stands between the network and the server: it lets sites reach Flower's Fleet API and nothing else.
 
 A SuperLink serves its Fleet, Runtime and Control APIs on one port, and whoever reaches the last two can run an app on
 every node. So the SuperLink listens on this machine only, and this gate forwards the Fleet API's paths. It also takes

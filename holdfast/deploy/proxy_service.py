@@ -1,6 +1,6 @@
 """The proxy as a process: gRPC with mutual TLS. Who may call what follows from the caller's certificate.
 
-The pool has no names: a share's sender is known at the door only, where it is kept until its round is judged, and is
+The pool has no names: a share's sender is known on arrival only, where it is kept until its round is judged, and is
 left behind when the share goes into the pool."""
 
 import json

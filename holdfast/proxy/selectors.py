@@ -31,7 +31,7 @@ class TeacherSelector(Protocol):
         self, growths: tuple[int, ...], shares: Sequence[tuple[int, PrototypeShare]]
     ) -> tuple[list[PrototypeShare], list[Refusal]]:
         """Checks what came in a round, by whom; returns the usable shares without their senders, and what was refused.
-        Whoever sends a share is known at the door only, and never to the pool."""
+        Whoever sends a share is known on arrival only, and never to the pool."""
         ...
 
     def judge(self, model: GlobalModel, shares: Sequence[PrototypeShare]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The proxy checks shares by itself, at its own door: the global server never sees one."""
+"""The proxy checks shares by itself, on arrival: the global server never sees one."""
 
 from collections.abc import Sequence
 

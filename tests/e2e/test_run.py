@@ -253,6 +253,7 @@ def test_plan_is_what_the_run_used(folder: Path) -> None:
     printed = command("plan", "config.toml", "--seed", "3", "--json", cwd=folder)
     plan = json.loads(printed.stdout)
     foretold = plan.pop("bytes")
+    assert plan.pop("memory")["total"] > 0
     assert plan == json.loads((folder / "run" / "plan.json").read_text())
     lines = [json.loads(line) for line in (folder / "run" / "record.jsonl").read_text().splitlines()]
     assert [sent["server"]["down"] for sent in foretold] == [line["bytes"]["server"]["down"] for line in lines]
