@@ -3,17 +3,18 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from holdfast.terminal import Terminal
 
 T = TypeVar("T")
 
 
 def progress_bar(*extra: TextColumn) -> Progress:
     """A bar with count, elapsed and remaining time; `extra` columns come before these. Silent without a terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True, markup=False)
     return Progress(
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         *extra,

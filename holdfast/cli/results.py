@@ -3,14 +3,12 @@
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 
 from holdfast.cli.console import out
@@ -32,6 +30,7 @@ from holdfast.results.record import read_result
 from holdfast.results.report import write_report
 from holdfast.results.runs import runs_in
 from holdfast.results.tables import rows_table
+from holdfast.terminal import Terminal, write
 
 ARCHIVES = "archives of runs (FILE.jsonl.gz for all in it, FILE.jsonl.gz:RUN for one)"
 REFERENCE = "lga"  # the method whose advantage over the others `show` and `report` print
@@ -106,7 +105,7 @@ def compare(
         width = 32 + max(len(name) for name in names) + 8 * len(table.seen)
         out.print(comparison.as_text(table), width=max(out.width, width), crop=False)
     else:
-        sys.stdout.write(WRITERS["json" if as_json else form](table))
+        write(WRITERS["json" if as_json else form](table))
     if picture:
         picture.parent.mkdir(parents=True, exist_ok=True)
         comparison_curves(results, picture, measure)
@@ -232,7 +231,7 @@ def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
     if wanted and not here:
         raise next(iter(missing.values()))
     for what in missing.values():
-        Console(stderr=True).print(f"left out: {what}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+        Terminal(stderr=True).print(f"left out: {what}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     return here
 
 
@@ -250,7 +249,7 @@ def report(
     """Write one HTML page about a run, or several side by side. It opens without a network."""
     _check_file(to)
     found = write_report(runs, to, metrics, reference)
-    print(json.dumps({"page": str(to), "runs": [str(run) for run in found]}) if as_json else to)
+    write(f"{json.dumps({'page': str(to), 'runs': [str(run) for run in found]}) if as_json else to}\n")
 
 
 def export(
@@ -272,7 +271,7 @@ def export(
         if form == "csv":
             write_csv(run, to / f"{name}.csv")
         files.append(to / f"{name}.csv" if form == "csv" else write_events(run, to / name))
-    print(json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files)))
+    write((json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files))) + "\n")
 
 
 def _file_names(runs: Sequence[Path]) -> list[str]:

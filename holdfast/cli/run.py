@@ -16,6 +16,7 @@ from holdfast.experiment import Run, bytes_of, folder_of, plan_of, run_to_folder
 from holdfast.experiment import resume as resume_run
 from holdfast.results.tables import plan_tables, traffic_table
 from holdfast.simulation.traffic import by_task
+from holdfast.terminal import write
 
 
 def run(
@@ -104,4 +105,4 @@ def _report(done: Run, metrics: Metrics, as_json: bool) -> None:
     print_result(done.folder, done.result, metrics)
     if not done.fresh:
         out.print("This run was complete already; delete its folder to run it again.")
-    print(f"{done.folder} (picture: {done.folder / 'accuracy.png'})")
+    write(f"{done.folder} (picture: {done.folder / 'accuracy.png'})\n")

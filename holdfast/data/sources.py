@@ -81,7 +81,7 @@ def load_data(settings: DataSettings) -> DataSet:
 
 def _complain(settings: DataSettings, data: DataSet) -> None:
     """Names the images that cannot be read: in an error, or in a warning if the settings allow to skip them."""
-    from rich.console import Console  # here, so that the decoding processes, which need none, start sooner
+    from holdfast.terminal import Terminal  # here, so that the decoding processes, which need none, start sooner
 
     count, total = len(data.unreadable), len(data.train) + len(data.test) + len(data.unreadable)
     named = "; ".join(sentence.split(";")[0] for sentence in data.unreadable[:NAMED])
@@ -90,7 +90,7 @@ def _complain(settings: DataSettings, data: DataSet) -> None:
         raise HoldfastError(
             f"{count} of {total} images cannot be used: {named}{more}; replace or remove them, or set data.corrupt=skip"
         )
-    Console(stderr=True).print(
+    Terminal(stderr=True).print(
         f"{count} of {total} images are skipped: {named}{more}",
         style="yellow",
         highlight=False,
