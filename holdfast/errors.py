@@ -17,6 +17,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def complain(sentence: str) -> None:
     """Prints a warning on standard error."""
-    from rich.console import Console  # here, so that processes that decode images start sooner
+    from holdfast.terminal import Terminal  # here, so that processes that decode images start sooner
 
-    Console(stderr=True).print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False)
+    Terminal(stderr=True).print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False)

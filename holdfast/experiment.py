@@ -446,7 +446,7 @@ def _run(
     """Runs the remaining rounds and records each, with a progress bar that advances after every client."""
     plan, name = federation.plan, federation.method.name
     done, counts, complaints = checkpoints.restore(federation)
-    view = nullcontext(overall.bar) if overall else progress_bar(TextColumn("{task.fields[note]}"))
+    view = nullcontext(overall.bar) if overall else progress_bar(TextColumn("{task.fields[note]}", markup=False))
     with Record(folder, done, checkpoints.record) as record, view as bar:
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)

@@ -16,6 +16,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from holdfast.terminal import Terminal
+
 T = TypeVar("T")
 LATEST = 8  # rounds in the table above the bar
 ROOM = (72, 18)  # columns and lines that a terminal needs for the table
@@ -59,14 +61,15 @@ class RoundsProgress(Progress):
 
 def progress_bar(*extra: TextColumn) -> RoundsProgress:
     """A bar with count, elapsed and remaining time; `extra` columns come before these. Silent without a terminal."""
+    console = Terminal(stderr=True, markup=False)
     return RoundsProgress(
-        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         *extra,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
     )
 
 

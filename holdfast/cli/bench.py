@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from holdfast.bench import Report
 from holdfast.bench import clients as clients_bench
@@ -19,6 +18,7 @@ from holdfast.cli.options import Json, a_png
 from holdfast.errors import HoldfastError
 from holdfast.results.plots import phases_bar
 from holdfast.results.tables import rows_table
+from holdfast.terminal import Terminal
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast Holdfast is on this machine, as ratios of one run.")
 
@@ -71,7 +71,7 @@ def deploy(
 
 def _measured(measure: Callable[[Callable[[str], None]], Report], as_json: bool) -> Report:
     """Runs a benchmark with a status line, and prints what it found."""
-    with Console(stderr=True).status("") as status:
+    with Terminal(stderr=True).status("") as status:
         found = measure(lambda text: status.update(text))
     if as_json:
         print(json.dumps(found.to_json()))

@@ -6,13 +6,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
 from rich.markup import escape
 
+from holdfast.terminal import Terminal, on_one_line
 from holdfast.unfinished import finished_part
 
 STOPPED = 130  # the exit code of a process that the user or the system stopped, as shells have it
-out = Console(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables need one
+out = Terminal(emoji=False, width=None if sys.stdout.isatty() else 160)  # a file has no width; tables need one
 
 
 @contextmanager
@@ -28,10 +28,11 @@ def finished_parts(runs: Sequence[Path], with_model: bool = False) -> Iterator[l
 
 def say(sentence: str) -> None:
     """Prints a sentence on standard error, unchanged: paths may contain brackets."""
-    Console(stderr=True, emoji=False).print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
+    Terminal(stderr=True, emoji=False).print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
 
 
 def stop(sentence: str, code: int) -> NoReturn:
     """Ends the process with a sentence on standard error."""
-    Console(stderr=True, emoji=False).print(f"[red]holdfast:[/red] {escape(sentence)}", soft_wrap=True, highlight=False)
+    text = f"[red]holdfast:[/red] {escape(on_one_line(sentence))}"
+    Terminal(stderr=True, emoji=False).print(text, soft_wrap=True, highlight=False)
     sys.exit(code)

@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.files import sha256_of
 from holdfast.results.plots import contact_sheet
 from holdfast.results.tables import rows_table
+from holdfast.terminal import write
 
 data = typer.Typer(no_args_is_help=True, help="List, describe, obtain and check data sets.")
 
@@ -76,14 +77,12 @@ def info(
         if facts[word]:
             _say(f"{word}: {facts[word]}")
     if not facts["here"]:
-        out.print(
-            f"It is not here. {facts['obtain'][0].upper()}{facts['obtain'][1:]}.", highlight=False, soft_wrap=True
-        )
+        _say(f"It is not here. {facts['obtain'][0].upper()}{facts['obtain'][1:]}.")
         return
     _say(f"here: {facts['here']}")
     _print_counts(facts)
     if picture:
-        print(f"picture: {picture}")
+        write(f"picture: {picture}\n")
 
 
 @data.command(name="prepare")

@@ -2,14 +2,12 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 
 from holdfast.cli.console import finished_parts, out
@@ -33,6 +31,7 @@ from holdfast.results.record import read_result
 from holdfast.results.report import write_report
 from holdfast.results.runs import runs_in
 from holdfast.results.tables import rows_table
+from holdfast.terminal import Terminal, write
 
 ARCHIVES = "archives of runs (FILE.jsonl.gz for all in it, FILE.jsonl.gz:RUN for one)"
 REFERENCE = "lga"  # the method whose advantage over the others `show` and `report` print
@@ -110,7 +109,7 @@ def compare(
         width = 32 + max(len(name) for name in names) + 8 * len(table.seen)
         out.print(comparison.as_text(table), width=max(out.width, width), crop=False)
     else:
-        sys.stdout.write(WRITERS["json" if as_json else form](table))
+        write(WRITERS["json" if as_json else form](table))
     if picture:
         picture.parent.mkdir(parents=True, exist_ok=True)
         comparison_curves(results, picture, measure)
@@ -222,7 +221,7 @@ def _available(wanted: list[Experiment], scale: Scale) -> list[Experiment]:
     if wanted and not here:
         raise next(iter(missing.values()))
     for what in missing.values():
-        Console(stderr=True).print(f"left out: {what}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+        Terminal(stderr=True).print(f"left out: {what}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     return here
 
 
@@ -243,7 +242,7 @@ def report(
     with finished_parts(runs) as parts:
         found = write_report(parts, to, metrics, reference)
     named = [str(run) for run, part in zip(runs, parts, strict=True) if part in found]
-    print(json.dumps({"page": str(to), "runs": named}) if as_json else to)
+    write(f"{json.dumps({'page': str(to), 'runs': named}) if as_json else to}\n")
 
 
 def export(
@@ -280,7 +279,7 @@ def export(
                 files.append(write_onnx(run, to / f"{name}.onnx"))
             if of_model:
                 files.append(write_card(run, to / f"{name}.md", name))
-    print(json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files)))
+    write((json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files))) + "\n")
 
 
 def _file_names(runs: Sequence[Path]) -> list[str]:

@@ -17,6 +17,7 @@ from holdfast.experiment import resume as resume_run
 from holdfast.results.tables import plan_tables, traffic_table
 from holdfast.simulation.memory import machine_memory
 from holdfast.simulation.traffic import by_task
+from holdfast.terminal import write
 
 
 def run(
@@ -114,4 +115,4 @@ def _report(done: Run, metrics: Metrics, as_json: bool) -> None:
     print_result(done.folder, done.result, metrics)
     if not done.fresh:
         out.print("This run was complete already; delete its folder to run it again.")
-    print(f"{done.folder} (picture: {done.folder / 'accuracy.png'})")
+    write(f"{done.folder} (picture: {done.folder / 'accuracy.png'})\n")

@@ -35,6 +35,7 @@ from holdfast.results.tables import (
     result_table,
     rows_table,
 )
+from holdfast.terminal import on_one_line, write
 
 
 def show(
@@ -81,7 +82,7 @@ def _show(
             data: markdown(*comparison(some, names_of(some, configs), reference))
             for data, some in by_protocol(results).items()
         }
-        print("\n\n".join(f"**{data}**\n\n{table}" for data, table in tables.items()))
+        write("\n\n".join(f"**{on_one_line(data)}**\n\n{table}" for data, table in tables.items()) + "\n")
     elif len(runs) > 1:
         for data, some in by_protocol(results).items():
             title = f"{data}: accuracy in %, mean (± standard deviation) over seeds"
@@ -156,7 +157,7 @@ def print_result(folder: Path, result: Result, metrics: Metrics) -> None:
     clients = read_clients(folder, result)
     out.print(result_table(result))
     for line in result_lines(result, clients.names if clients else (), metrics):
-        out.print(line, highlight=False)
+        out.print(line, highlight=False, markup=False)
 
 
 def _rows(guesses: Sequence[Guess], top: int) -> list[list[str | float]]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from holdfast.errors import HoldfastError
 from holdfast.files import parse_json, sha256_of, sync_folder, write_json
 from holdfast.locks import lock_file
+from holdfast.terminal import Terminal
 
 Key = Mapping[str, str | int | float]
 Arrays = dict[str, np.ndarray]
@@ -148,7 +148,7 @@ def _remove(place: Path) -> None:
 
 
 def _say(text: str) -> None:
-    Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    Terminal(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -1,8 +1,6 @@
 """Tables that compare experiments, as in the paper: methods in rows, classes seen in columns; which differences are
 real."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.errors import HoldfastError
+from holdfast.results import tables
 from holdfast.results.record import Result
-from holdfast.results.tables import names_of, percent
+from holdfast.results.tables import markdown_cell, names_of, percent
+from holdfast.terminal import on_one_line
 
 REAL = 0.05  # a difference is called real if its p-value is below this
 ROUNDING = 1e-9  # differences that vary by no more are equal
@@ -182,40 +182,41 @@ def as_markdown(table: Comparison) -> str:
     head = _head(table)
     rule = ["---", *["---:"] * (len(head) - 1)]
     lines = [head, rule, *_cells(table, ("**", "**"))]
-    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{body}\n\n{note(table)}\n"
+    body = "\n".join("| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines)
+    return f"{body}\n\n{markdown_cell(note(table))}\n"
 
 
 def as_latex(table: Comparison) -> str:
     """A booktabs table."""
 
     def line(cells: Sequence[str]) -> str:
-        return " & ".join(map(_latex, cells)) + r" \\"
+        return " & ".join([_latex(cells[0]), *(cell.replace("±", r"$\pm$") for cell in cells[1:])]) + r" \\"
 
     columns = "lr" + "r" * (len(table.seen) + 2)
     body = [line(cells) for cells in _cells(table, (r"\textbf{", "}"))]
     parts = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(_head(table)), r"\midrule", *body, r"\bottomrule"]
-    return "\n".join([*parts, r"\end{tabular}", f"% {note(table)}"]) + "\n"
+    return "\n".join([*parts, r"\end{tabular}", f"% {on_one_line(note(table))}"]) + "\n"
 
 
-def _latex(cell: str) -> str:
-    for sign in "%#_&":
-        cell = cell.replace(sign, f"\\{sign}")
-    return cell.replace("±", r"$\pm$")
+LATEX: dict[str, str | int | None] = {sign: f"\\{sign}" for sign in "%#_&{}$"}
+LATEX |= {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", '"': r"\textquotedbl{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"}
+
+
+def _latex(name: str) -> str:
+    return on_one_line(name).translate(str.maketrans(LATEX))
 
 
 def as_csv(table: Comparison) -> str:
     """All figures with full precision, in per cent."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*_head(table)[:-1], "standard deviation", "improvement", "p"])
+    rows: list[list[object]] = [[*_head(table)[:-1], "standard deviation", "improvement", "p"]]
     for row in table.rows:
         curve = [100 * row.curve[seen] if seen in row.curve else "" for seen in table.seen]
         deviation = 100 * stdev(row.averages) if len(row.averages) > 1 else ""
         better = "" if row.improvement is None else 100 * row.improvement
         chance = "" if row.chance is None else row.chance
-        writer.writerow([row.method, len(row.seeds), *curve, 100 * mean(row.averages), deviation, better, chance])
-    return file.getvalue()
+        rows.append([row.method, len(row.seeds), *curve, 100 * mean(row.averages), deviation, better, chance])
+    return tables.as_csv(rows)
 
 
 def as_json(table: Comparison) -> dict[str, Any]:

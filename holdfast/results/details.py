@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from holdfast.files import read_limited
 from holdfast.results import html, rounds, svg
 from holdfast.results.record import Result, read_clients, read_config, read_run
 from holdfast.results.stored import Clients, Tree, stored
@@ -26,6 +27,7 @@ MANY = 200  # with more classes than this, all pairs would make the page too lar
 UNFINISHED = "unfinished.txt"  # in the folder of the finished part of a run: where the run is, and how to go on
 # Settings that a federated folder decides instead.
 OF_FOLDERS = {"clients", "join", "join_per_task", "class_share", "move_on", "select_from", "partition"}
+LARGEST = 2**25  # bytes of a picture
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
     "exemplars.png": ("Exemplars", "what one client keeps, class by class"),
@@ -301,7 +303,7 @@ def _pictures(view: View) -> str:
     for name, (title, about) in PICTURES.items():
         file = stored(view.run).picture(name)
         if file:
-            picture = html.embedded(file.read_bytes())
+            picture = html.embedded(read_limited(file, LARGEST))
             caption = f"<figcaption>{escape(about)}</figcaption>"
             image = f'<img alt="{escape(about, quote=True)}" src="{picture}">'
             parts.append(f"<section><h3>{title}</h3><figure class=picture>{image}{caption}</figure></section>")
@@ -310,7 +312,7 @@ def _pictures(view: View) -> str:
 
 def _config(view: View) -> str:
     rows = [
-        [f"{section}.{key}", json.dumps(value, ensure_ascii=False)]
+        [f"{section}.{key}", json.dumps(value, ensure_ascii=False, default=str)]
         for section, values in view.config.items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
         if not (view.clients and view.clients.names and section == "plan" and key in OF_FOLDERS)

@@ -1,7 +1,5 @@
 """Records for other programs: CSV for a spreadsheet, event files for TensorBoard."""
 
-import csv
-import io
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 from holdfast.files import write_atomic
 from holdfast.results.record import read_run
+from holdfast.results.tables import as_csv
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -29,11 +28,8 @@ def write_csv(run: Path, file: Path) -> None:
     """Writes one line per round, with one column per number."""
     lines = [dict(flat(line)) for line in read_run(run)[1]]
     names = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: f"{value:.12g}" for name, value in line.items()} for line in lines)
-    write_atomic(file, text.getvalue().encode())
+    rows = [[f"{line[name]:.12g}" if name in line else "" for name in names] for line in lines]
+    write_atomic(file, as_csv([names, *rows]).encode())
 
 
 def write_events(run: Path, folder: Path) -> Path:

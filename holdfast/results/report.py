@@ -1,8 +1,10 @@
 """One self-contained HTML page for one run or several; it loads nothing from elsewhere."""
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -17,6 +19,7 @@ from holdfast.results.record import Result, configs_of
 from holdfast.results.runs import runs_in, unfinished_below
 from holdfast.results.sides import side_by_side
 from holdfast.results.tables import by_protocol, names_of, percent, reference_of, shape
+from holdfast.terminal import printable
 
 MOST = 1_900_000  # bytes of a page
 HELP = (  # shown by the script, without which it would not be true
@@ -80,8 +83,11 @@ def _page(views: Sequence[View], reference: str | None, status: str, detail: Det
     title = f"Holdfast: {', '.join(dict.fromkeys(view.result.method for view in views))}"
     body = "\n".join([_heading(views, sentences, status), *parts])
     contents = "".join(f'<li><a href="#{place}">{escape(text)}</a></li>' for place, text in links)
-    filled = {"title": escape(title), "contents": contents, "body": body}
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], TEMPLATE)  # at once: a name may look like a field
+    policy = "; ".join(map(" ".join, POLICY.items()))
+    filled = {"policy": policy, "title": escape(title), "contents": contents, "body": body}
+    return printable(
+        re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], TEMPLATE)
+    )  # at once: a name may look like a field
 
 
 def _heading(views: Sequence[View], sentences: Sequence[str], status: str) -> str:
@@ -179,3 +185,13 @@ def _together(
 
 
 TEMPLATE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+_SCRIPT = TEMPLATE.partition("<script>")[2].partition("</script>")[0]
+# The page runs its own script and nothing else, and loads nothing, even if a name were not escaped.
+POLICY = {
+    "default-src": "'none'",
+    "script-src": f"'sha256-{b64encode(sha256(_SCRIPT.encode()).digest()).decode()}'",
+    "style-src": "'unsafe-inline'",  # widths and colours of charts
+    "img-src": "data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+}

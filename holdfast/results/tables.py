@@ -18,6 +18,7 @@ from holdfast.results.record import Result
 from holdfast.results.stored import Tree
 from holdfast.server.metrics import forgotten
 from holdfast.simulation.plan import Plan
+from holdfast.terminal import on_one_line, printable
 
 GROUPS = {"Zo": "stayed", "Zn": "moved on", "Za": "joined"}
 PART = "part"  # the prototypes as a fraction of the models sent back
@@ -32,13 +33,14 @@ TRAFFIC = {
     "encoder": "encoders",
     "models": "models to the proxy",
 }
-NUMBER = re.compile(r"|-|[\d.+-]+(e-\d+)?( ± [\d.]+)?%?")
+NUMBER = re.compile(r"|-|[\d.+-]+(e[+-]?\d+)?( ± [\d.]+)?%?")
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # how a cell begins that a spreadsheet computes
 
 
 def result_table(result: Result) -> Table:
     """Per task: accuracy on all classes seen so far, on the task itself then and at the end, and the forgetting."""
     title = f"{result.method} on {result.dataset}, seed {result.seed}: accuracy in %"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(printable(title)), title_justify="left")
     for column in ("task", "classes seen", "on all seen", "on the task itself", "at the end", "forgotten"):
         table.add_column(column, justify="right", style="bold" if column == "on all seen" else None)
     final = result.accuracy_matrix[-1]
@@ -287,27 +289,38 @@ def traffic_table(totals: Sequence[Mapping[str, int]]) -> Table:
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same table for a Markdown page."""
     rule = ["---" if column == "method" else "---:" for column in columns]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, rule, *rows])
+    return "\n".join("| " + " | ".join(map(markdown_cell, row)) + " |" for row in [columns, rule, *rows])
 
 
-def as_csv(rows: Sequence[Sequence[object]]) -> str:
+def markdown_cell(text: str) -> str:
+    return re.sub(r"<(?=[a-zA-Z/!?])", "&lt;", on_one_line(text).replace("|", "\\|"))
+
+
+def as_csv(rows: Iterable[Sequence[object]]) -> str:
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    csv.writer(file, lineterminator="\n").writerows([_csv_cell(cell) for cell in row] for row in rows)
     return file.getvalue()
+
+
+def _csv_cell(cell: object) -> object:
+    """A text that a spreadsheet would compute as a formula gets a quotation mark before it."""
+    if not isinstance(cell, str):
+        return cell
+    return f"'{printable(cell)}" if cell[:1] in FORMULA and not NUMBER.fullmatch(cell) else printable(cell)
 
 
 def rows_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A plain table of words."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=escape(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         cells = [column, *(row[i] for row in rows)]
         numbers = all(NUMBER.fullmatch(cell) for cell in cells[1:])
         longest = max(len(word) for cell in cells for word in [*cell.split(), ""])
         table.add_column(
-            column, overflow="fold", min_width=min(longest, 14), justify="right" if numbers and rows else "left"
+            escape(column), overflow="fold", min_width=min(longest, 14), justify="right" if numbers and rows else "left"
         )
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(printable(cell)) for cell in row))
     return table
 
 

@@ -27,6 +27,7 @@ from holdfast.results.comparison import (
     spread,
 )
 from holdfast.results.record import Result
+from holdfast.results.tables import as_csv as rows_as_csv
 
 
 def result(method: str, seed: int, *curve: float, **changes: Any) -> Result:
@@ -234,6 +235,42 @@ def test_markdown(table: Comparison) -> None:
     assert remark == note(table) + "\n"
 
 
+HARM = 'a\\b{c}$d$&e#f_g%h^i~j<k>l|m"n\n\\end{tabular}\x1bé'
+
+
+def test_every_special_sign_of_latex_is_escaped() -> None:
+    runs = [result(HARM, 1, 0.5), result("lga", 1, 0.6)]
+    text = as_latex(compared(runs, HARM))
+    assert [line for line in text.splitlines() if line.startswith("\\end{tabular}")] == ["\\end{tabular}"]
+    [line] = [line for line in text.splitlines() if line.startswith("a")]
+    signs = {sign: f"\\{sign}" for sign in "{}$&#_%"} | {"\\": r"\textbackslash{}"}
+    signs |= {"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+    signs |= {"|": r"\textbar{}", '"': r"\textquotedbl{}"}
+    plain = HARM.replace("\n", "\\n").replace("\x1b", "\\x1b")
+    assert line.startswith("".join(signs.get(sign, sign) for sign in plain) + " & ")
+    assert text.splitlines()[-1].startswith("% ")
+
+
+def test_names_stay_in_their_cell_of_markdown_and_csv() -> None:
+    table = compared([result(name, 1, 0.5) for name in ("=cmd()", "+1+A1", "-x", "@y", "<b>a|b\nc", "lga")])
+    lines = as_markdown(table).splitlines()
+    assert "| &lt;b>a\\|b\\nc | 1 |" in "\n".join(lines)
+    rows = {row[0]: row for row in csv.reader(io.StringIO(as_csv(table)))}
+    assert {"'=cmd()", "'+1+A1", "'-x", "'@y", "<b>a|b\nc"} < set(rows)
+    assert float(rows["'-x"][-2]) == 0
+
+
+@pytest.mark.parametrize("cell", ["-0.5", "+1.2", "-1e-05", "-1e+20", "-", "", "12", "+0.5 ± 0.1", "-3.1%"])
+def test_numbers_are_no_formulas(cell: str) -> None:
+    assert list(csv.reader(io.StringIO(rows_as_csv([[cell, 1]])))) == [[cell, "1"]]
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "@SUM(A1)", "+A1", "-A1", "\t=1", "\r=1", "\uff1d1", "-1+cmd|' /C calc'!A0"])
+def test_formulas_are_text(cell: str) -> None:
+    [[found]] = csv.reader(io.StringIO(rows_as_csv([[cell]])))
+    assert found == f"'{cell}".replace("\r", "\\r")
+
+
 def test_latex(table: Comparison) -> None:
     text = as_latex(table)
     lines = [line for line in text.splitlines() if not line.startswith("%")]
@@ -245,7 +282,7 @@ def test_latex(table: Comparison) -> None:
     rows = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r"\\")]
     assert rows[0] == HEAD
     assert {len(row) for row in rows} == {6}
-    body = [cell for row in rows for cell in row]
+    body = [cell.replace(r"\textbar{}", "|") for row in rows for cell in row]
     bare = [re.sub(r"\\textbf\{([^}]*)\}", r"\1", cell.replace(r"$\pm$", "")) for cell in body]
     assert not [cell for cell in bare if re.search(r"(?<!\\)[#%&_$^~{}]|±", cell)], "not escaped"
     plain = [re.sub(r"\\textbf\{([^}]*)\}", r"*\1", cell).replace(r"$\pm$", "±") for cell in body]

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from html import escape
@@ -614,6 +615,40 @@ def test_complaints_are_noticed(browser: Browser, tmp_path: Path) -> None:
         "Runtime.consoleAPICalled",
         "Runtime.exceptionThrown",
     }
+
+
+HARM = """<script>document.title = 'owned'</script><img src=x onerror="document.title = 'owned'">
+<a id=harm href="javascript:document.title='owned'">a</a><img src="http://127.0.0.1:9/x.png">
+<link rel=stylesheet href="http://127.0.0.1:9/x.css"><iframe src="data:text/html,<script>1</script>"></iframe>"""
+
+
+def test_the_page_runs_nothing_but_its_own_script(browser: Browser, one_page: Path, tmp_path: Path) -> None:
+    """Even if a name got into the page unescaped."""
+    harmed = tmp_path / "page.html"
+    harmed.write_text(one_page.read_text().replace('<main id="content">', f'<main id="content">{HARM}'))
+    for file, blocked in ((one_page, 0), (harmed, 5)):
+        browser.open(file)
+        browser.ask("document.getElementById('harm')?.click()")
+        assert browser.ask("document.title").startswith("Holdfast: ")
+        assert browser.ask(f"!!({BUTTON % 3}).click || true")
+        refusals = [event for event in browser.complaints() if "Content Security Policy" in str(event["params"])]
+        assert len(refusals) >= blocked if blocked else not browser.complaints()
+        given = [event["params"] for event in browser.events if event["method"].startswith("Network.")]
+        asked = {one["requestId"] for one in given if one.get("request", {}).get("url", "").startswith("http")}
+        assert asked <= {one["requestId"] for one in given if one.get("blockedReason") == "csp"}
+        browser.click(BUTTON % 3)
+        assert sorted_as(browser, CLIENTS) == ["none", "none", "none", "ascending"]  # its own script runs
+
+
+def test_tables_are_downloaded_under_the_policy(browser: Browser, one_page: Path, tmp_path: Path) -> None:
+    browser.open(one_page)
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.click("document.querySelector('a.csv[download=\"clients.csv\"]')")
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "clients.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "clients.csv").read_text().startswith("client,group,classes held,accuracy in %\n")
+    assert browser.complaints() == []
 
 
 CLIENTS = "document.querySelector('table[aria-label=\"All clients\"]')"
