@@ -29,6 +29,7 @@ from holdfast.machine import one_thread
 from holdfast.protocol.codec import MalformedMessage, Weights, pack, unpack
 from holdfast.protocol.messages import Job, TaskEnded
 from holdfast.proxy.prototype_server import build_selector
+from holdfast.results import checksums
 from holdfast.results.record import Record, only_writer
 from holdfast.seeding import torch_generator
 from holdfast.server.clients import Opened
@@ -221,6 +222,7 @@ class GlobalServer:
         if self.held is None:
             return
         figures, self.counts = figures_of(self.held, evaluations, self.config.seed)
+        (self.folder / checksums.NAME).unlink(missing_ok=True)  # of the summary so far; the record goes on
         self.record.write({**self.held, **figures})
         self.accuracy = figures["accuracy"]
         self.held = None
