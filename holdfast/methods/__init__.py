@@ -30,8 +30,8 @@ def method_of(fields: Mapping[str, Any]) -> Method:
     """The method that `fields["name"]` names, with the other fields as hyper-parameters."""
     values = dict(fields)
     name = values.pop("name", None)
-    if name not in METHODS:
-        raise HoldfastError(f"unknown method {name!r}; {nearest(str(name), METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:
+        raise HoldfastError(f"unknown method {name!r:.80}; {nearest(str(name), METHODS)}")
     try:
         return METHODS[name](**values)
     except (TypeError, ValueError) as error:
