@@ -17,6 +17,7 @@ from holdfast.errors import HoldfastError
 MOST_VALUES = 2**24  # in a JSON text
 LONGEST = 2**21  # characters of a TOML text
 DEEPEST = 20  # lists and tables inside each other
+HUGE = re.compile(r"\b0[xob][0-9a-fA-F_]{300}")  # Python cannot write such a number in an error
 DEEP = "its lists and tables are nested too deeply"
 QUOTED = re.compile(r"'''.*?'''|\"{3}(?:\\.|[^\\])*?\"{3}|'[^'\n]*'|\"(?:\\.|[^\"\\\n])*\"|#[^\n]*", re.DOTALL)
 DOTTED = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{DEEPEST}}}")
@@ -42,10 +43,13 @@ def write_atomic(path: Path, content: bytes) -> None:
 def read_limited(path: Path, most: int) -> bytes:
     """The content of a file; raises HoldfastError, before it is in memory, if it has more than `most` bytes."""
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size <= most:
-            content = file.read(most + 1)  # devices and pipes have no size
-            if len(content) <= most:
-                return content
+        size = os.fstat(file.fileno()).st_size
+        if size <= most:
+            parts = [file.read(size + 1)]
+            while (total := sum(map(len, parts))) <= most and (more := file.read(2**20)):
+                parts.append(more)  # devices and pipes have no size
+            if total <= most:
+                return b"".join(parts)
     raise HoldfastError(f"{path} has more than {most:,} bytes, which no such file needs; check what it is")
 
 
@@ -76,6 +80,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(DEEP) from None
     _check_depth(tables)
+    if HUGE.search(text):
+        raise ValueError("it has a number of more digits than any setting")
     return tables
 
 

@@ -100,8 +100,8 @@ def _numbered(tree: Tree) -> dict[str, str]:
         _unfit(tree, f"{GROUND_TRUTH} has numbers, but meta.mat, which explains them, is missing")
     try:
         synsets = read_mat(tree.read(name))["synsets"]
-        return {str(int(one["ILSVRC2012_ID"])): str(one["WNID"]) for one in np.atleast_1d(synsets)}
-    except Exception as error:  # the reader raises nearly any type on a broken file
+        return {str(int(one["ILSVRC2012_ID"][0])): str(one["WNID"]) for one in synsets}
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise HoldfastError(
             f"{name} in {tree.where} cannot be read ({error}); download the development kit again"
         ) from error

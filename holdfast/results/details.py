@@ -178,7 +178,7 @@ def _detector(view: View) -> str:
         (kind, event if isinstance(event, int) else event[0], round_index)  # late events also have a delay
         for round_index, line in enumerate(view.lines)
         for kind, key in kinds.items()
-        for event in line["detector"][key]
+        for event in line.get("detector", {}).get(key, [])
     ]
     clients = sorted({client for _, client, _ in happened})
     shown = {client: i for i, client in enumerate(clients[:60])}
@@ -186,15 +186,16 @@ def _detector(view: View) -> str:
     for kind, client, round_index in happened:
         if client in shown:
             marks[kind].append((shown[client], round_index))
-    names = view.clients.names if view.clients else []
-    labels = [names[client] if names else f"client {client}" for client in shown]
+    labels = {client: view.clients.name(client) if view.clients else f"client {client}" for client in clients}
     bounds = [
         round_index
         for round_index, line in enumerate(view.lines)
         if round_index == 0 or line["task"] != view.lines[round_index - 1]["task"]
     ]
-    chart = svg.events(labels, len(view.lines), marks, bounds, "when clients noticed new classes")
-    rows = [[kind, names[client] if names else client, round_index + 1] for kind, client, round_index in happened]
+    chart = svg.events(
+        [labels[client] for client in shown], len(view.lines), marks, bounds, "when clients noticed new classes"
+    )
+    rows = [[kind, labels[client], round_index + 1] for kind, client, round_index in happened]
     words = (
         f"{found['hits']:.0f} of {found['transitions']:.0f} transitions noticed at once, {found['late']:.0f} late; "
         f"false alarms in {found['false_alarms']:.0f} of {found['client_rounds']:.0f} client-rounds."
@@ -244,9 +245,9 @@ def _bytes(view: View) -> str:
         for channel, ways in view.result.bytes.items()
         for way, count in ways.items()
     ]
-    shades = [list(names).index(channel) for channel, _, count in sent if count]
+    shades = [list(view.result.bytes).index(channel) for channel, _, count in sent if count]
     chart = svg.bars({what: round(count, 2) for _, what, count in sent if count}, "megabytes sent", " MB", shades)
-    rows = [[names[channel], what, f"{count:.2f}"] for channel, what, count in sent]
+    rows = [[names.get(channel, channel), what, f"{count:.2f}"] for channel, what, count in sent]
     table = html.table("Megabytes on each channel, in all", ["channel", "what", "MB"], rows, "bytes.csv")
     return html.section("Traffic", chart + table)
 
@@ -263,7 +264,7 @@ def _confusion(view: View) -> str:
     answers = [*classes, "(nothing)"]
     if not counts[:, -1].any():  # every image has a prediction
         counts, answers = counts[:, :-1], answers[:-1]
-    shares = counts / counts.sum(axis=1, keepdims=True)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     picture = heat_image(shares)
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)

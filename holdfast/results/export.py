@@ -5,9 +5,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.files import write_atomic
 from holdfast.results.record import read_run
 from holdfast.results.tables import as_csv
+from holdfast.terminal import printable
+
+LARGEST = float(np.finfo(np.float32).max)  # TensorBoard's numbers are of 32 bits
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -21,7 +26,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
         elif isinstance(value, list):
             yield f"{name}.count", float(len(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield name, float(value)
+            yield name, float(max(-LARGEST, min(value, LARGEST)))
 
 
 def write_csv(run: Path, file: Path) -> None:
@@ -37,7 +42,7 @@ def write_events(run: Path, folder: Path) -> Path:
     records = [_event(0, _field(3, b"brain.Event:2"))]
     for line in read_run(run)[1]:
         values = b"".join(
-            _field(1, _field(1, name.replace(".", "/").encode()) + b"\x15" + struct.pack("<f", value))
+            _field(1, _field(1, printable(name).replace(".", "/").encode()) + b"\x15" + struct.pack("<f", value))
             for name, value in flat(line)
             if name not in ("round", "task")
         )

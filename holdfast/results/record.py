@@ -7,12 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import (
-    Any,
-    NotRequired,  # pydantic needs these for Python 3.11
-)
+from typing import Annotated, Any, NotRequired, Required  # pydantic needs the last two for Python 3.11
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
@@ -51,11 +48,18 @@ def newer_settings(method: object) -> Tree:
     return {**NEWER, "method": NEWER_FIELDS.get(str(method), {})}
 
 
+Fraction = Annotated[float, Field(ge=0, le=1.000001)]  # sums may be rounded
+Amount = Annotated[float, Field(ge=0, le=1e15)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+GROUPS = {"Zo", "Zn", "Za"}  # of clients in the last task
+SCORED = {"hits", "transitions", "late", "false_alarms", "client_rounds"}  # what is shown of detectors
+
+
 class WorstClient(TypedDict):
     """The client with the lowest accuracy on the classes it has held."""
 
-    client: int
-    accuracy: float
+    client: Annotated[int, Field(ge=-1, le=2**53)]  # -1: a federation in which nobody could be asked
+    accuracy: Fraction
     name: NotRequired[str]  # results of older versions have none
 
 
@@ -67,28 +71,55 @@ class Result:
     experiment: str  # the same for runs that differ only in the seed
     method: str
     dataset: str
-    seed: int
-    task_sizes: list[int]
-    accuracy_after_task: list[float]  # on all seen classes
-    accuracy_matrix: list[list[float]]  # row: after which task; column: on which task
-    average_accuracy: float  # over tasks, the first included
-    last_accuracy: float
-    forgetting: float | None  # None with a single task
-    macro_f1: float
-    macro_recall: float
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    task_sizes: list[Annotated[int, Field(ge=1, le=1_000_000)]]
+    accuracy_after_task: list[Fraction]  # on all seen classes
+    accuracy_matrix: list[list[Fraction]]  # row: after which task; column: on which task
+    average_accuracy: Fraction  # over tasks, the first included
+    last_accuracy: Fraction
+    forgetting: Annotated[float, Field(ge=-1, le=1)] | None  # None with a single task
+    macro_f1: Fraction
+    macro_recall: Fraction
     worst_client: WorstClient
-    group_accuracy: dict[str, float | None]  # Zo, Zn, Za of the last task, on the classes they have held
-    bytes: dict[str, dict[str, int]]  # channel -> kind -> bytes; older runs lack kinds that were added later
-    seconds: dict[str, float]  # phase -> seconds
-    confusion: list[list[int]]  # at the end: true by predicted class, in head order; last column: none predicted
+    group_accuracy: dict[str, Fraction | None]  # Zo, Zn, Za of the last task, on the classes they have held
+    bytes: dict[str, dict[str, Count]]  # channel -> kind -> bytes; older runs lack kinds that were added later
+    seconds: dict[str, Amount]  # phase -> seconds
+    confusion: list[list[Count]]  # at the end: true by predicted class, in head order; last column: none predicted
     classes: list[str]  # the names of its rows
-    detection: dict[str, float | None] | None = None  # how well the clients' detectors worked
-    curves: dict[str, list[float]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
+    detection: dict[str, Amount | None] | None = None  # how well the clients' detectors worked
+    curves: dict[str, list[Fraction]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
     machine: str | None = None  # where it was computed: other machines may round differently
     weights: dict[str, Any] | None = None  # model.weights: the file, its SHA-256, and what became of its tensors
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Detected(TypedDict, total=False):
+    """What a round's detectors did; clients by number."""
+
+    asked: Count
+    hits: list[Count]
+    misses: list[Count]
+    late: list[tuple[Count, Count]]
+    false_alarms: list[Count]
+
+
+class Line(TypedDict, total=False):
+    """What readers rely on in a line of a record, as far as it is there."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    task: Required[Count]
+    accuracy: Fraction
+    macro_f1: Fraction
+    macro_recall: Fraction
+    batchwise128: dict[str, Fraction]
+    task_accuracy: list[Fraction]
+    selected: list[Count]
+    detector: Detected
+    bytes: dict[str, dict[str, Count]]
+    seconds: dict[str, Amount]
 
 
 @contextmanager
@@ -159,7 +190,13 @@ def read_record(run: Path) -> list[dict[str, Any]]:
         current = [migrated(line, run) for line in lines]
         if not current or any(line["round"] != i or not line["task"] for i, line in enumerate(current, 1)):
             raise ValueError("it does not hold one line per round")
+        TypeAdapter(list[Line]).validate_python(current)
         return current
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = problem["loc"]
+        where = ".".join(map(str, place[1:]))
+        raise source.damaged("record.jsonl", f"line {int(place[0]) + 1}, {where}: {problem['msg']}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise source.damaged("record.jsonl", error) from error
 
@@ -249,6 +286,10 @@ def _check_shapes(result: Result, source: StoredRun) -> None:
         raise source.damaged("result.json", f"its curves are not those of {tasks} tasks")
     if [len(row) for row in result.confusion] != [classes + 1] * classes:
         raise source.damaged("result.json", f"its confusion matrix is not that of {classes} classes")
+    if {"client", "accuracy"} - result.worst_client.keys() or result.group_accuracy.keys() - GROUPS:
+        raise source.damaged("result.json", "its worst client, or a group of clients, is not described as such")
+    if result.detection and any(result.detection.get(key) is None for key in SCORED):
+        raise source.damaged("result.json", "its figures about the detectors are not complete")
 
 
 def read_run(run: Path) -> tuple[Result, list[dict[str, Any]]]:

@@ -26,9 +26,11 @@ class Clients:
     def __post_init__(self) -> None:
         if len(self.groups) != len(self.held) or len(self.names) not in (0, len(self.held)):
             raise ValueError("its lists have different numbers of clients")
+        if not all(isinstance(word, str) for words in (self.names, self.groups, *self.held) for word in words):
+            raise ValueError("its names are not text")
 
     def name(self, client: int) -> str:
-        return self.names[client] if self.names else f"client {client}"
+        return self.names[client] if client < len(self.names) else f"client {client}"
 
 
 class StoredRun(Protocol):

@@ -1,4 +1,4 @@
-"""MATLAB files: what SciPy writes is read as SciPy reads it, and what would fill the memory is not."""
+"""MATLAB files: what SciPy writes is read, and what would fill the memory is not."""
 
 import io
 import struct
@@ -30,11 +30,13 @@ def table(rows: int) -> np.ndarray:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 700])
 def test_what_scipy_writes_is_read(packed: bool, rows: int) -> None:
-    blob = written(packed, synsets=table(rows), x=np.eye(3), cells=np.array([1, "a", [2.0, 3.0]], object))
-    mine, theirs = read_mat(blob), scipy.io.loadmat(io.BytesIO(blob), squeeze_me=True)
-    assert mine.keys() == theirs.keys()
-    assert [str(x) for x in np.atleast_1d(mine["synsets"])["WNID"]] == [f"n{row:08}" for row in range(rows)]
-    np.testing.assert_array_equal(mine["x"], np.eye(3))
+    mine = read_mat(written(packed, synsets=table(rows), x=np.eye(3), cells=np.array([1, "añ", [2.0, 3.0]], object)))
+    assert mine["synsets"] == [
+        {"ILSVRC2012_ID": [row], "WNID": f"n{row:08}", "words": "a word", "children": list(range(row % 3))}
+        for row in range(rows)
+    ]
+    assert mine["x"] == [1, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert mine["cells"] == [[1], "añ", [2, 3]]
 
 
 def element(kind: int, content: bytes) -> bytes:
@@ -56,9 +58,9 @@ for _ in range(20):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (matrix(1, (10**6, 10**6)), "1,000,000,000,000 entries"),
-        (matrix(2, (10**3, 1), FIELDS), "1,000,000 entries"),
-        (matrix(6, (10**5, 10**5), element(9, bytes(8))), "10,000,000,000 entries"),
+        (matrix(1, (10**6, 10**6)), "less than it says"),
+        (matrix(2, (10**3, 1), FIELDS), "less than it says"),
+        (matrix(6, (10**5, 10**5), element(9, bytes(8))), "less than it says"),
         (matrix(5, (10**5, 10**5)), "something else"),
         (NESTED, "nested too deeply"),
         (struct.pack("<II", 14, 10**9), "cut short"),
@@ -69,7 +71,7 @@ for _ in range(20):
     ],
 )
 def test_what_says_that_it_is_huge_is_refused(content: bytes, says: str) -> None:
-    with pytest.raises((ValueError, zlib.error), match=says):
+    with pytest.raises(ValueError, match=says):
         read_mat(HEAD + content)
 
 
