@@ -358,7 +358,7 @@ def test_values_that_are_none_of_those_allowed_are_refused() -> None:
         ("enrolment", ("spec", "image_size"), 0),
         ("enrolment", ("spec", "image_size"), 10**6),
         ("enrolment", ("training", "epochs"), 0),
-        ("enrolment", ("training", "batch"), 0),
+        ("enrolment", ("training", "batch"), -1),
         ("enrolment", ("training", "batch"), 2**40),
         ("enrolment", ("transform", "std"), [0.1, 0.0, 0.1]),
         ("enrolment", ("transform", "std"), [0.1, 0.1]),
