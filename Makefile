@@ -26,6 +26,7 @@ check: $(VENV)/.installed-dev
 
 torture: $(VENV)/.installed-dev
 	$(BIN)/python scripts/torture.py --kills 50
+	$(BIN)/python scripts/fuzz.py --inputs 1000000
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -74,6 +74,7 @@ CHANGES: list[dict[str, Any]] = [
     {"image_size": 10**9},
     {"image_size": 2**20},
     {"image_size": -1},
+    {"image_size": 4},
     {"width": 2**20},
     {"width": 8192, "backbone": "resnet18"},
     {"classes": {"a": 1, "b": 2}},
