@@ -229,7 +229,7 @@ resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 try:
     load(Path(sys.argv[1]), 32, Path(sys.argv[1]).parent / "cache")
 except HoldfastError as error:
-    print(error, "peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    print(error, "peak", int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024)
 """
 
 
