@@ -7,13 +7,17 @@ ifneq ($(wildcard ../shared/data),)
 export HOLDFAST_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check torture docs format constraints clean
+.PHONY: demo federation test check torture docs format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/holdfast run configs/demo.toml --method fedavg --out runs/demo-fedavg
 	$(BIN)/holdfast run configs/demo.toml --method lga --out runs/demo-lga
-	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga --picture runs/demo.png
+	$(BIN)/holdfast run configs/demo.toml --method kelp --out runs/demo-kelp
+	$(BIN)/holdfast show runs/demo-fedavg runs/demo-lga runs/demo-kelp --picture runs/demo.png
 	@echo "pictures: runs/demo.png, runs/demo-lga/prototypes.png"
+
+federation: $(VENV)/.installed-dev
+	$(BIN)/python scripts/federation.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto
@@ -25,7 +29,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 torture: $(VENV)/.installed-dev
-	$(BIN)/python scripts/torture.py --kills 50
+	$(BIN)/python scripts/torture.py kills --kills 50
+	$(BIN)/python scripts/torture.py bad-clients
+	$(BIN)/python scripts/torture.py soak
+	$(BIN)/python scripts/torture.py table
+	$(BIN)/python scripts/federation.py --kills 20
 	$(BIN)/python scripts/fuzz.py --inputs 1000000
 
 docs: $(VENV)/.installed-docs
@@ -53,7 +61,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy,live,onnx]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml constraints.txt

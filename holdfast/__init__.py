@@ -5,10 +5,23 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 
-__all__ = ["HoldfastError", "Result", "run"]  # their types are in __init__.pyi
+__all__ = [
+    "HoldfastError",
+    "Result",
+    "register_backbone",
+    "register_dataset",
+    "register_method",
+    "run",
+]  # their types are in __init__.pyi
 __version__ = "0.2.0.dev0"
 
-_HOMES = {"Result": "holdfast.results.record", "run": "holdfast.experiment"}
+_HOMES = {
+    "Result": "holdfast.results.record",
+    "register_backbone": "holdfast.models",
+    "register_dataset": "holdfast.data.sources",
+    "register_method": "holdfast.methods",
+    "run": "holdfast.experiment",
+}
 
 
 def __getattr__(name: str) -> Any:

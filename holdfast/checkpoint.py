@@ -54,6 +54,7 @@ class Checkpoints:
     def save(self, done: int, federation: Federation, counts: Counts, record: str = "") -> None:
         """Writes what has changed in this round. `done` is the number of finished rounds, `record` the hash of their
         lines in the record, if there is one."""
+        federation.server.require_finite(done - 1)
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -92,6 +93,17 @@ class Checkpoints:
         if complaints:
             complaints.append("no checkpoint is left: starting from round 1")
         return 0, None, complaints
+
+    def read(self, *names: str) -> tuple[int, dict[str, Snapshot]] | None:
+        """The number of finished rounds in the newest valid checkpoint, and these parts of it; None if there is none.
+        Changes nothing, for the run may still be going."""
+        for file in sorted(self.folder.glob("round-*.json"), reverse=True):
+            try:
+                body = self._read_manifest(file)
+                return body["done"], {name: unpack("part", self._get(body["parts"][name])) for name in names}
+            except (*BROKEN, OSError):  # a file may be gone, for the run goes on
+                continue
+        return None
 
     def _run(self, federation: Federation) -> dict[str, Any]:
         """By what a checkpoint is bound to its run."""
@@ -207,11 +219,12 @@ class Role(Protocol):
 
 
 def _roles(federation: Federation) -> dict[str, Role]:
-    return {
+    roles: dict[str, Role] = {
         "server": federation.server,
         "selector": federation.selector,
         "population": federation.population,
     }
+    return roles if federation.faults is None else {**roles, "faults": federation.faults}
 
 
 def _snapshots(federation: Federation, counts: Counts) -> dict[str, Snapshot]:

@@ -22,9 +22,10 @@ from holdfast.results.runs import runs_below
 from holdfast.results.stored import stored
 from holdfast.results.tables import differences, settings_of
 
-ONE = r"\s*[\w-]+\s*(\[[^\[\]]*\]\s*)?"
+NAME = r"[\w.:-]+"
+ONE = rf"\s*{NAME}\s*(\[[^\[\]]*\]\s*)?"
 LIST = re.compile(f"{ONE}(,{ONE})*")
-SPEC = re.compile(r"\s*([\w-]+)\s*(?:\[(.*)\])?\s*")
+SPEC = re.compile(rf"\s*({NAME})\s*(?:\[(.*)\])?\s*")
 
 
 @dataclass(frozen=True)

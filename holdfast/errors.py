@@ -13,3 +13,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
+
+
+def complain(sentence: str) -> None:
+    """Prints a warning on standard error."""
+    from holdfast.terminal import Terminal  # here, so that processes that decode images start sooner
+
+    Terminal(stderr=True).print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -119,7 +119,9 @@ def sha256_of(file: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a rename inside `folder` survive a power cut."""
+    """Makes a rename inside `folder` survive a power cut; Windows cannot open folders for that."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

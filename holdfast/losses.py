@@ -13,6 +13,18 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+def log_counts(counts: Tensor, absent: float) -> Tensor:
+    """log max(n_c, eps) of a client's image counts (C,), which logit adjustment (Menon et al., 2021) adds to the
+    outputs of a softmax while it is trained. A class without images counts as `absent`, eps."""
+    return counts.float().clamp(min=absent).log()
+
+
+def log_odds(counts: Tensor, absent: float) -> Tensor:
+    """log max(n_c, eps) - log max(n - n_c, eps) (C,), the same for sigmoid outputs, each of which decides between its
+    class and all others. A softmax does not change when all outputs are shifted alike, but sigmoids do."""
+    return log_counts(counts, absent) - log_counts(counts.sum() - counts, absent)
+
+
 def entropy(logits: Tensor) -> Tensor:
     """-sum_j p_j ln p_j of each sample (Eq. 8), (B,); the paper prints it without the minus."""
     terms: Tensor = torch.special.entr(logits.softmax(dim=1))

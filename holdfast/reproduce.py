@@ -52,6 +52,8 @@ def config_of(experiment: Experiment, scale: Scale, seed: int) -> Config:
         settings["plan.class_share"] = experiment.share / 100
     if memory is not None:
         settings["plan.memory"] = memory
+    if experiment.schedule is not None:
+        settings["train.schedule"] = experiment.schedule
     if experiment.order > 1:
         settings["plan.order"] = f"random:{experiment.order}"
     return load_config(file, list(settings.items()))
@@ -96,6 +98,7 @@ def setup_of(experiment: Experiment, scale: Scale) -> Setup:
         class_share=config.plan.class_share,
         memory=config.plan.memory,
         backbone=config.model.name,
+        schedule=config.train.schedule or "",
         own=tuple(own),
     )
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,20 @@ def generator(seed: int, *path: str | int) -> np.random.Generator:
 def torch_generator(seed: int, *path: str | int) -> torch.Generator:
     """The same for tensors; always on the CPU, so that a GPU run draws the same numbers."""
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, path)[:8], "little") >> 1)
+
+
+@contextmanager
+def torch_seeded(rng: torch.Generator, device: torch.device) -> Iterator[None]:
+    """What draws from torch's global generators in here, as the dropout of somebody's own network does, follows from
+    `rng`; afterwards they are as before."""
+    seed = int(torch.randint(2**62, (1,), generator=rng))
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:

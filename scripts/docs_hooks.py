@@ -1,4 +1,5 @@
-"""Adds to the site what its Markdown files lack: the settings, the benchmarks, the reproduced pages."""
+"""Adds to the site what its Markdown files lack: the benchmarks and the reproduced pages. As a program: writes the
+table of settings into docs/settings.md."""
 
 import re
 from pathlib import Path
@@ -12,9 +13,7 @@ ROOT = Path(__file__).parents[1]
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to files that are not part of the site become plain text."""
     name = page.file.src_uri
-    if name == "settings.md":
-        markdown += settings_table()
-    elif name == "benchmarks.md":
+    if name == "benchmarks.md":
         markdown = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
         markdown = re.sub(r"\[([^\]]+)\]\((?!http)[^)]*\)", r"\1", markdown)
     elif name == "results.md":
@@ -43,3 +42,13 @@ def _place(path: Path) -> tuple[str, int]:
 
 def _title(path: Path) -> str:
     return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def settings_page() -> str:
+    """docs/settings.md with the table of today's settings."""
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    return text.partition("| setting |")[0] + settings_table()
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "settings.md").write_text(settings_page(), encoding="utf-8")

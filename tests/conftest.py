@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chromium import CHROMIUM, Browser
 
 from holdfast.cli import main
 
@@ -59,3 +60,12 @@ def holdfast(
         return int(stop.value.code or 0), said.out, said.err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    found = Browser(tmp_path_factory.mktemp("chromium"))
+    yield found
+    found.close()

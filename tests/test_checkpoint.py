@@ -298,10 +298,10 @@ def test_only_what_changed_is_written_and_only_two_rounds_are_kept(small: dict[s
     assert last < everybody / 3  # two clients of thirty
 
 
-def test_a_killed_run_goes_on_to_the_same_bits() -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     """The short version of `make torture`: one kill in each kind of place."""
     script = Path(__file__).parents[1] / "scripts" / "torture.py"
-    line = [sys.executable, str(script), "--kills", "5", "--seed", "5"]
+    line = [sys.executable, str(script), "kills", "--kills", "5", "--seed", "5", "--out", str(tmp_path / "lines.jsonl")]
     found = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     assert found.stdout.startswith("5 kills (")

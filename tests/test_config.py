@@ -2,11 +2,13 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.config import describe, load_config, parse_setting, to_toml
 from holdfast.errors import HoldfastError
+from holdfast.experiment import run_name
 from holdfast.methods import METHODS
 
 
@@ -31,7 +33,7 @@ def test_flags_lie_over_the_methods_table_and_that_over_the_file(tmp_path: Path)
     joint = load_config(file, [("method.name", "joint"), ("train.batch", 4)])
     assert (joint.train.lr, joint.train.epochs, joint.train.batch) == (0.2, 7, 4)
     plain = load_config(file)
-    assert (plain.train.lr, plain.train.batch) == (0.3, 128)
+    assert (plain.train.lr, plain.train.batch) == (0.3, "auto")
     assert plain.method.keeps_memory
 
 
@@ -147,3 +149,28 @@ def test_the_preset_follows_the_form_of_the_loss() -> None:
     assert (softmax.lr, softmax.momentum, softmax.schedule) == (0.1, 0.9, "cosine")
     code = load_config({"method": {"name": "lga_code"}}).train
     assert (code.schedule, code.milestones, code.gamma) == ("steps", [0.5, 0.75, 0.9], 0.2)
+
+
+def test_weighting_of_older_configs_is_the_aggregator_and_runs_keep_their_names(tmp_path: Path) -> None:
+    """The names are those that older versions gave."""
+    uniform, samples = ({"train": {"weighting": word}} for word in ("uniform", "samples"))
+    assert load_config(uniform) == load_config({})
+    assert load_config(samples).train.aggregator == "samples"
+    assert load_config({}, [("train.weighting", "samples")]) == load_config({"train": {"aggregator": "samples"}})
+    assert run_name(load_config(OLD)) == "glyphs-fedavg-seed2021-700b9e4f"
+    old = {**OLD, "train": {**OLD["train"], "weighting": "samples"}}
+    assert run_name(load_config(old)) == "glyphs-fedavg-seed2021-889c9bcf"
+    names = {
+        run_name(load_config({**OLD, "train": {**OLD["train"], "aggregator": name}}))
+        for name in ("mean", "median", "krum")
+    }
+    assert len(names) == 3
+    with pytest.raises(HoldfastError, match=r"train\.weighting = 'size' is not possible: use train\.aggregator"):
+        load_config({"train": {"weighting": "size"}})
+
+
+OLD: dict[str, Any] = {
+    "data": {"name": "glyphs", "classes": 6, "train_per_class": 12, "test_per_class": 6, "size": 16},
+    "plan": {"tasks": 3, "clients": 5, "join_per_task": 2, "selected": 3, "rounds": 2, "move_on": 0.7, "memory": 12},
+    "train": {"batch": 128},  # as older versions always wrote
+}

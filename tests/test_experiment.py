@@ -8,10 +8,10 @@ from PIL import Image
 
 from holdfast import experiment
 from holdfast.compare import run_all
-from holdfast.config import load_config
+from holdfast.config import load_config, to_toml
 from holdfast.errors import HoldfastError
 from holdfast.experiment import run_to_folder
-from holdfast.results.record import read_record
+from holdfast.results.record import read_config, read_record
 
 
 @pytest.fixture
@@ -95,6 +95,25 @@ def test_runs_on_different_images_are_different_experiments(pictures: Path, tmp_
     (pictures / "green" / "3.png").unlink()
     other = run_to_folder(load_config({**settings(pictures), "seed": 3}), tmp_path / "3").result
     assert first.experiment == same.experiment != other.experiment
+
+
+def test_a_field_that_a_method_got_later_does_not_rename_its_older_runs(tmp_path: Path) -> None:
+    """Nor does `inference` count for less in methods that always had it."""
+    for method, fields in (("fedavg", ("inference", "prior")), ("lga", ("prior",)), ("podnet", ("prior",))):
+        config = load_config({"method": {"name": method}})
+        named = experiment.identity_of(config)["method"]
+        assert not named.keys() & set(fields)
+        text = "".join(line for line in to_toml(config).splitlines(True) if not line.startswith(fields))
+        older = tmp_path / method
+        older.mkdir()
+        (older / "config.toml").write_text(text)
+        assert experiment.run_name(load_config(older / "config.toml")) == experiment.run_name(config)
+        tree = read_config(older)
+        assert tree is not None
+        assert tree["method"]["prior"] == 0.0
+        changed = load_config({"method": {"name": method, "prior": 1.0}})
+        assert experiment.run_name(changed) != experiment.run_name(config)
+    assert experiment.identity_of(load_config({"method": {"name": "lga"}}))["method"]["inference"] == "head"
 
 
 def test_names_with_dollar_signs_and_other_scripts_are_drawn(

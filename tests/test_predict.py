@@ -1,5 +1,6 @@
 """Predicted classes: with probabilities if the method has them, without if not."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,8 +57,10 @@ def test_a_weight_that_is_no_number_is_refused(
     image = stored(tmp_path, name="fedavg")
     weights, facts = read_model(tmp_path / "model.safetensors")
     name = next(iter(weights))
-    weights[name].view(-1)[7] = value
+    weights[name].view(-1)[7] = 12345.0
     write_model(tmp_path / "model.safetensors", weights, facts)
+    whole = (tmp_path / "model.safetensors").read_bytes()  # Holdfast itself writes no such model
+    (tmp_path / "model.safetensors").write_bytes(whole.replace(struct.pack("<f", 12345.0), struct.pack("<f", value)))
     code, _, err = holdfast("predict", tmp_path, image)
     assert (code, err.strip().count("\n")) == (2, 0)
     assert f"model.safetensors is damaged: its weight '{name}' is not finite" in err

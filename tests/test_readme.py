@@ -6,6 +6,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast.cli import app
@@ -13,7 +14,6 @@ from holdfast.config import describe, load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
-from holdfast.methods import METHODS
 from holdfast.simulation.rounds import run_rounds
 
 ROOT = Path(__file__).parents[1]
@@ -21,23 +21,39 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_example_method_trains(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class Calm" in block]
+def code_of(page: str, within: str) -> str:
+    """The block of Python on a page of the documentation that has these words in it."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if within in block]
+    return str(code)
+
+
+def test_the_example_method_trains(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = code_of("adding-a-method.md", "class Calm")
     assert len(code.splitlines()) < 40
-    module = types.ModuleType("calm")
-    exec(compile(code, "calm.py", "exec"), module.__dict__)
-    monkeypatch.setitem(METHODS, "calm", module.Calm)
-    config = load_config({**small, "method": {"name": "calm", "weight": 0.5}})
+    (tmp_path / "documented.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config({**small, "method": {"name": "documented:Calm", "weight": 0.5}})
     data = load_data(config.data)
     lines = [done.line for done in run_rounds(build_federation(config, data, plan_of(config, data)), Serial())]
     assert set(lines[-1]["losses"]) == {"classification", "penalty"}
     assert lines[-1]["losses"]["penalty"] > 0
 
 
+def test_the_example_data_set_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "documented_data.py").write_text(code_of("extending.md", "def cells"))
+    monkeypatch.syspath_prepend(tmp_path)
+    pixels, labels = np.full((6, 3, 16, 16), 7, np.uint8), np.arange(6) % 2
+    parts = {"train_images": pixels, "train_labels": labels, "test_images": pixels[:4], "test_labels": labels[:4]}
+    np.savez(tmp_path / "cells.npz", **parts)
+    found = load_data(load_config({"data": {"name": "documented_data:cells", "path": f"{tmp_path}/cells.npz"}}).data)
+    assert (found.classes, len(found.train), len(found.test)) == (("round", "long"), 6, 4)
+
+
 def test_the_layout_names_every_module_and_no_other() -> None:
     named = set()
-    for cell in re.findall(r"^\| (`.*?) \|", TEXT, re.M):
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for cell in re.findall(r"^\| (`.*?/.*?`.*?) \|", text.partition("## Files")[2], re.M):
         files = re.findall(r"`([^`]+)`", cell)
         folder = files[0].rsplit("/", 1)[0]
         named |= {file if "/" in file else f"{folder}/{file}" for file in files}
@@ -85,3 +101,5 @@ def test_the_page_of_settings_has_them_all(hooks: Any) -> None:
     for setting in ("`plan.memory`", "`data.corrupt`", "`method.cbl`", "`train.lr`"):
         assert setting in table
     assert len(table.splitlines()) == 2 + len(describe())
+    page = ROOT / "docs" / "settings.md"
+    assert page.read_text(encoding="utf-8") == hooks.settings_page(), "run `python scripts/docs_hooks.py`"

@@ -141,8 +141,14 @@ def test_the_cost_of_a_run_by_hand() -> None:
     assert passes(config_of(one, "paper", 2021)) == 5 * 10 * 10 * 20 * (140 * 1281 + 2000)
 
 
-@pytest.mark.parametrize("method", [REPLAY, "lga", *paper.ABLATIONS, *PROXY])
-@pytest.mark.parametrize("dataset", ["cifar100", "mini-imagenet", "tiny-imagenet"])
+# The ablations of `lga` are being run again with its weights of now; BENCHMARKS.md says which are there.
+COMMITTED = [
+    *((dataset, method) for dataset in ("cifar100", "mini-imagenet", "tiny-imagenet") for method in (REPLAY, "lga")),
+    ("cifar100", "lga w/o cbl"),
+]
+
+
+@pytest.mark.parametrize(("dataset", "method"), COMMITTED)
 def test_runs_that_are_committed_are_those_that_are_wanted(dataset: str, method: str) -> None:
     for seed in paper.SEEDS:
         folder = committed()[run_name(config_of(Experiment(dataset, 5, method), "mini", seed))]
@@ -210,10 +216,10 @@ def test_a_table_has_our_figures_beside_the_published_ones(command: Command, tmp
     assert rows[10][8].endswith(" (5.2)")  # lga w/o cbl, as printed
     numbers = list(csv.reader((tmp_path / "pages" / "table1.csv").read_text().splitlines()))
     wanted = ["mini-imagenet", "TinyImageNet at 32 px, 5 tasks of 5 classes", "5", "lga", "60", "200", "the data set's"]
-    assert {len(row) for row in numbers} == {14}
-    assert numbers[0][9:] == [f"after task {t} in %" for t in range(1, 6)]
-    [again] = [row for row in numbers if row[:9] == [*wanted, "2023", "accuracy"]]
-    assert [float(value) for value in again[9:]] == pytest.approx([100 * value for value in curves[-1]], abs=0.005)
+    assert {len(row) for row in numbers} == {15}
+    assert numbers[0][10:] == [f"after task {t} in %" for t in range(1, 6)]
+    [again] = [row for row in numbers if row[:10] == [*wanted, "cosine", "2023", "accuracy"]]
+    assert [float(value) for value in again[10:]] == pytest.approx([100 * value for value in curves[-1]], abs=0.005)
 
 
 def test_without_runs_a_table_has_the_published_figures_and_says_how_to_get_ours(
@@ -305,8 +311,8 @@ def test_figures_are_drawn_from_the_runs_that_are_there(command: Command, tmp_pa
     with Image.open(tmp_path / "pages" / f"{name}.png") as picture:
         assert sum(count > 0 for count in picture.convert("L").histogram()) > 20
     rows = list(csv.reader((tmp_path / "pages" / f"{name}.csv").read_text().splitlines()))
-    assert {"2021", "2022", "2023"} == {row[7] for row in rows[1:]}
-    assert {"accuracy", "f1", "recall"} <= {row[8] for row in rows[1:]} <= set(MEASURES)  # older records have no others
+    assert {"2021", "2022", "2023"} == {row[8] for row in rows[1:]}
+    assert {"accuracy", "f1", "recall"} <= {row[9] for row in rows[1:]} <= set(MEASURES)  # older records have no others
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig5"])
@@ -358,9 +364,10 @@ def test_bad_input_is_one_sentence(command: Command, tmp_path: Path, words: list
 def test_every_page_of_the_repository_is_filled_and_has_the_figures_of_its_records(
     command: Command, tmp_path: Path, name: str
 ) -> None:
-    for one in ITEMS[name].wanted("mini"):
-        assert run_name(config_of(one, "mini", 2021)) in committed(), one
+    missing = {one for one in ITEMS[name].wanted("mini") if run_name(config_of(one, "mini", 2021)) not in committed()}
+    assert {one.method.partition(" ")[0] for one in missing} <= {"lga"}  # being run again, see above
     assert command(name, "--show", "--runs", RESULTS)[0] == 0
+    assert bool(missing) <= ("Not run here: " in (tmp_path / "pages" / f"{name}.md").read_text())
     for kind in ("md", "csv") if name != "fig5" else ("md",):  # which has no numbers
         made, kept = ((where / f"{name}.{kind}").read_text() for where in (tmp_path / "pages", PAGES))
         assert made.replace(str(RESULTS), "benchmarks") == kept
@@ -398,8 +405,8 @@ def test_a_page_states_the_settings_of_its_methods(command: Command, tmp_path: P
         "CIFAR-100, T = 5: 100 training images per class, 12 clients and 4 more in each task, 5 sel"
     )
     assert "60 % of a task's classes per client, 100 exemplars per client, convnet. replay: lr=0.1; icarl: lr" in glyphs
-    assert "; icarl: lr=2, inference=nme; bic: lr=0.1; " in glyphs
-    assert glyphs.endswith("lga w/o psr: lr=1; lga: lr=1.")
+    assert "; icarl: lr=2; bic: lr=0.1; " in glyphs
+    assert glyphs.endswith("lga w/o cbl: lr=1; lga: lr=1.")
     assert photographs.startswith("MiniImageNet, T = 5: ")
     assert "200 exemplars per client, convnet. replay: lr=0.05;" in photographs
 
@@ -425,7 +432,8 @@ def test_a_figure_says_what_is_missing_and_shows_no_number_of_tasks_that_it_does
         pretend(tmp_path / "runs", Experiment("mini-imagenet", tasks, "lga"), 1, [0.5] * tasks)
     assert command("fig7", "--show", "--seeds", "1")[0] == 0
     page = (tmp_path / "pages" / "fig7.md").read_text()
-    assert "Not run here: lga (T = 20), lga w/o npb, lga w/o sbm, lga w/o ssa; `holdfast reproduce fig7 " in page
+    waiting = "lga (T = 20, cosine schedule; T = 5, steps schedule), lga w/o npb, lga w/o sbm, lga w/o ssa"
+    assert f"Not run here: {waiting}; `holdfast reproduce fig7 " in page
     rows = list(csv.reader((tmp_path / "pages" / "fig7.csv").read_text().splitlines()))
     assert {row[2] for row in rows[1:]} == {"5"}
 
@@ -434,7 +442,7 @@ def test_bars_use_the_seeds_that_all_methods_have(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for one in ITEMS["fig7"].experiments:
-        if one.tasks == 5:
+        if one.tasks == 5 and one.schedule is None:
             pretend(tmp_path / "runs", one, 1, [0.25 if one.method == "lga" else 0.125] * 5)
     pretend(tmp_path / "runs", Experiment("mini-imagenet", 5, "lga"), 2, [1.0] * 5)
     drawn: list[Any] = []

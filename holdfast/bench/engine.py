@@ -33,6 +33,7 @@ BOUNDS = {"resnet18": 0.85, "convnet": 0.75}
 EPOCHS = {"resnet18": 1, "convnet": 8}
 GAIN = 1.7  # of a pool of two over one process
 SAVING = 0.02  # of a round
+CHECKING = 0.02  # of a round
 COUNTED = {"resnet18": 1, "convnet": 3}  # rounds that are measured
 TASKS = [1, 4]  # classes
 IMAGES, EXEMPLARS, TEST = 25, 28, 103  # per class, per client, per class
@@ -50,8 +51,10 @@ def measure(networks: list[str], tell: Callable[[str], None]) -> Report:
                 Ratio(f"{network}: serial / pool", found["gain"], GAIN),
             ]
             if network == "resnet18":
-                saving = Ratio("resnet18: checkpoint and record / round", found["saving"], SAVING, at_most=True)
-                ratios.append(saving)
+                ratios += [
+                    Ratio("resnet18: checkpoint and record / round", found["saving"], SAVING, at_most=True),
+                    Ratio("resnet18: checks of replies and model / round", found["checking"], CHECKING, at_most=True),
+                ]
             rows += [[network, phase, f"{seconds:.3f}"] for phase, seconds in found["phases"].items()]
     return Report(ratios, ["network", "part of a round", "seconds"], rows, {"networks": facts, "cores": cores()})
 
@@ -120,6 +123,7 @@ def _measure(network: str, tell: Callable[[str], None]) -> dict[str, Any]:
         "ratio": statistics.median(bare) / statistics.median(rounds),
         "gain": gain,
         "saving": statistics.median(saving),
+        "checking": statistics.median(phase["check"] / whole for phase, whole in zip(phases, rounds, strict=True)),
         "bare_seconds": bare,
         "round_seconds": rounds,
         "reconstruction_seconds": rebuilding,

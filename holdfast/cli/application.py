@@ -11,16 +11,20 @@ from holdfast import __version__
 from holdfast.cli.bench import bench
 from holdfast.cli.console import STOPPED, stop
 from holdfast.cli.data import data
+from holdfast.cli.deploy import join, provision, proxy, replay, serve, status
 from holdfast.cli.results import compare, export, report, reproduce
 from holdfast.cli.run import plan, resume, run
 from holdfast.cli.show import methods, predict, settings, show
+from holdfast.cli.watch import watch
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
-for command in (compare, reproduce, report, export, run, resume, show, predict, plan, methods, settings):
+for command in (compare, reproduce, report, export, run, resume, show, predict, plan, methods, settings, watch):
     app.command()(command)
+for party in (provision, serve, proxy, join, status, replay):
+    app.command(rich_help_panel="A real federation")(party)
 
 
 def _print_version(wanted: bool) -> None:

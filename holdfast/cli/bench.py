@@ -1,4 +1,4 @@
-"""The commands that measure Holdfast: `holdfast bench engine | clients | reconstruct | data`."""
+"""The commands that measure Holdfast: `holdfast bench engine | clients | reconstruct | data | deploy`."""
 
 import json
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import typer
 from holdfast.bench import Report
 from holdfast.bench import clients as clients_bench
 from holdfast.bench import data as data_bench
+from holdfast.bench import deploy as deploy_bench
 from holdfast.bench import engine as engine_bench
 from holdfast.bench import reconstruct as reconstruct_bench
 from holdfast.cli.console import out
@@ -55,6 +56,17 @@ def reconstruct(as_json: Json = False) -> None:
 def data(as_json: Json = False) -> None:
     """Images decoded per second, by one core and by all."""
     _measured(data_bench.measure, as_json)
+
+
+@bench.command()
+def deploy(
+    sites: Annotated[list[int] | None, typer.Option(help="how many sites; 3 if not given")] = None,
+    megabytes: Annotated[list[float] | None, typer.Option(help="size of the model; 1 and 44.7 if not given")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a round over Flower and TLS costs beside the same bytes in one process, and how many bytes it sends."""
+    counts, sizes = sites or deploy_bench.SITES, megabytes or deploy_bench.MEGABYTES
+    _measured(lambda tell: deploy_bench.measure(tell, counts, sizes), as_json)
 
 
 def _measured(measure: Callable[[Callable[[str], None]], Report], as_json: bool) -> Report:

@@ -13,7 +13,7 @@ from holdfast.config import load_config
 from holdfast.data import cache, folder, prepare
 from holdfast.data.images import DataSet
 from holdfast.data.settings import DataSettings
-from holdfast.data.sources import SOURCES, Source, data_root, load_data, place_of, source_of
+from holdfast.data.sources import SOURCE_TABLE, SOURCES, Source, data_root, load_data, place_of, source_of
 from holdfast.errors import HoldfastError
 from holdfast.files import sha256_of
 from holdfast.results.plots import contact_sheet
@@ -34,7 +34,7 @@ def list_(root: Root = None, as_json: Json = False) -> None:
     use_root(root)
     rows = {
         name: {"about": source.about, "here": _here(name), "licence": source.licence}
-        for name, source in SOURCES.items()
+        for name, source in SOURCE_TABLE.all().items()
     }
     if as_json:
         print(json.dumps({"data_root": str(data_root()), "cache": str(cache.cache_folder()), "data_sets": rows}))
@@ -60,7 +60,7 @@ def info(
     if name == "folder" and path is None:
         print(json.dumps({"name": name, "layout": folder.__doc__}) if as_json else folder.__doc__)
         return
-    source, settings = source_of(name), _settings(name, path, size)
+    settings, source = _settings(name, path, size), source_of(name)
     facts: dict[str, Any] = {"name": name, "about": source.about, "origin": source.origin, "licence": source.licence}
     facts |= {"official": source.official, "obtain": _obtain(name, source), "here": _here(name, path)}
     if facts["here"]:
@@ -95,7 +95,7 @@ def prepare_(
 ) -> None:
     """Download or import a data set and decode it, so that runs start without delay."""
     use_root(root)
-    source, settings = source_of(name), _settings(name, None, size)
+    settings, source = _settings(name, None, size), source_of(name)
     if given is not None and not source.patterns:
         raise HoldfastError(f"{name} needs no file; leave --from out")
     if name.startswith("folder") and given is not None:

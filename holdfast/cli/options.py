@@ -10,11 +10,16 @@ from holdfast.data.sources import SOURCES
 from holdfast.errors import HoldfastError
 
 ConfigFile = Annotated[
-    Path | None, typer.Argument(help="a TOML file; see configs/ and `holdfast settings`", show_default=False)
+    Path | None,
+    typer.Argument(
+        help="a TOML file, or a packaged config: demo, glyphs-mini, ...; see `holdfast settings`", show_default=False
+    ),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="the folder of a finished run", show_default=False)]
-MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`")]
-DataName = Annotated[str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES) + ":<path>")]
+RunFolder = Annotated[Path, typer.Argument(help="the folder of a run, or its model.safetensors", show_default=False)]
+MethodName = Annotated[str | None, typer.Option("--method", help="see `holdfast methods`; module:Class for your own")]
+DataName = Annotated[
+    str | None, typer.Option("--dataset", help="one of " + ", ".join(SOURCES) + ":<path>, or see `holdfast data list`")
+]
 Tasks = Annotated[str | None, typer.Option(help="number of equal tasks, or their sizes in classes: 10,5,5")]
 Seed = Annotated[int | None, typer.Option(help="the seed of all random choices")]
 Sets = Annotated[
@@ -30,6 +35,22 @@ def use_root(root: Path | None) -> None:
     """From here on, this process and those it starts look for data sets in `root`."""
     if root is not None:
         os.environ["HOLDFAST_DATA"] = str(root)
+
+
+def check_folder(folder: Path) -> None:
+    """Fails before anything is run if the folder cannot be written to."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise HoldfastError(f"cannot write to the folder {folder}: {there} is a file; choose another")
+    if not os.access(there, os.W_OK):
+        raise HoldfastError(f"cannot write to the folder {folder}: you may not write to {there}; choose another")
+
+
+def check_file(file: Path) -> None:
+    """The same for a file."""
+    if file.is_dir():
+        raise HoldfastError(f"cannot write {file}, which is a folder; name a file")
+    check_folder(file.parent)
 
 
 def a_png(picture: Path | None) -> Path | None:

@@ -1,7 +1,6 @@
 """The commands for the results of several runs: `holdfast compare | reproduce | report | export`."""
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,19 +10,21 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markdown import Markdown
 
-from holdfast.cli.console import out
-from holdfast.cli.options import Json, Root, Tasks, a_png, use_root
+from holdfast.cli.console import finished_parts, out
+from holdfast.cli.options import ConfigFile, Json, Root, Tasks, a_png, check_file, check_folder, use_root
 from holdfast.compare import Spec, grid, known_runs, names_of_specs, one_protocol, parse_seeds, parse_specs, run_all
 from holdfast.config import Config, Metrics, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import place_of, source_of
 from holdfast.errors import HoldfastError, nearest
 from holdfast.experiment import run_name
 from holdfast.files import write_atomic
+from holdfast.model_export import write_card, write_onnx
 from holdfast.paper import published as paper
 from holdfast.paper.items import ITEMS, Experiment, Scale
 from holdfast.paper.tables import Found
 from holdfast.reproduce import config_of, page_of, passes
 from holdfast.results import comparison
+from holdfast.results.archive import split_address
 from holdfast.results.export import write_csv, write_events
 from holdfast.results.plots import comparison_curves
 from holdfast.results.record import read_result
@@ -44,11 +45,11 @@ WRITERS: dict[str, Callable[[comparison.Comparison], str]] = {
 
 
 def compare(
-    config: Annotated[Path | None, typer.Argument(help="a TOML file; see configs/", show_default=False)] = None,
+    config: ConfigFile = None,
     methods: Annotated[
         str,
         typer.Option(help="separated by commas; settings in brackets: fedavg\\[replay=true],lga\\[cbl=false]"),
-    ] = "fedavg,lga",
+    ] = "lga,fedavg",
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "2021,2022,2023",
     dataset: Annotated[str | None, typer.Option(help="see `holdfast data list`")] = None,
     tasks: Tasks = None,
@@ -56,11 +57,14 @@ def compare(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="any setting, for all methods")
     ] = None,
     reference: Annotated[
-        str | None, typer.Option(help="the method whose improvement over the others is shown; the last if not given")
+        str | None,
+        typer.Option(help="the method whose improvement over the others is shown; the first of --methods if not given"),
     ] = None,
     measure: Annotated[str, typer.Option(help="one of " + ", ".join(comparison.MEASURES))] = "accuracy",
     form: Annotated[Format, typer.Option("--format", help="how the table is printed")] = "text",
-    runs: Annotated[Path, typer.Option(help="the folder that holds the runs' folders and archives")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Option("--out", "--runs", help="the folder that holds the runs' folders and archives, old and new")
+    ] = Path("runs"),
     save: Annotated[
         Path | None, typer.Option(help="also write the table as .md, .tex, .csv and .json into this folder")
     ] = None,
@@ -88,11 +92,11 @@ def compare(
     configs = grid(build, specs, numbers)
     one_protocol(specs, configs[:: len(numbers)])
     names = names_of_specs(specs, configs[:: len(numbers)])
-    chosen = None if reference is None else _reference(reference, specs, names)
+    chosen = names[0] if reference is None else _reference(reference, specs, names)
     if save:
-        _check_folder(save)
+        check_folder(save)
     if picture:
-        _check_file(picture)
+        check_file(picture)
     if measure != "accuracy":
         wanted = {run_name(config) for config in configs}
         for folder in (place for name, place in known_runs(runs).items() if name in wanted):
@@ -124,22 +128,6 @@ def _reference(word: str, specs: Sequence[Spec], names: Sequence[str]) -> str:
     raise HoldfastError(f"--reference {word!r} is not one of the compared methods: {', '.join(dict.fromkeys(names))}")
 
 
-def _check_folder(folder: Path) -> None:
-    """Fails before anything is run if the folder cannot be written to."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise HoldfastError(f"cannot write to the folder {folder}: {there} is a file; choose another")
-    if not os.access(there, os.W_OK):
-        raise HoldfastError(f"cannot write to the folder {folder}: you may not write to {there}; choose another")
-
-
-def _check_file(file: Path) -> None:
-    """The same for a file."""
-    if file.is_dir():
-        raise HoldfastError(f"cannot write {file}, which is a folder; name a file")
-    _check_folder(file.parent)
-
-
 def reproduce(
     item: Annotated[str, typer.Argument(help="list, table1 ... table12, fig3 ... fig8, or all")],
     scale: Annotated[
@@ -153,7 +141,9 @@ def reproduce(
     ] = None,
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "2021,2022,2023",
     runs: Annotated[Path, typer.Option(help="the folder that holds the runs' folders, old and new")] = Path("runs"),
-    to: Annotated[Path, typer.Option(help="the folder for pages, pictures and CSV files")] = Path("reproduced"),
+    to: Annotated[Path, typer.Option("--out", "--to", help="the folder for pages, pictures and CSV files")] = Path(
+        "reproduced"
+    ),
     show: Annotated[bool, typer.Option("--show", help="make the pages from existing runs; run nothing")] = False,
     root: Root = None,
     as_json: Json = False,
@@ -175,7 +165,7 @@ def reproduce(
     numbers = parse_seeds(seeds)
     if show and not runs.is_dir() and any(ITEMS[name].experiments for name in names):
         raise HoldfastError(f"there is no folder {runs} with runs to show; name another with --runs, or omit --show")
-    _check_folder(to)
+    check_folder(to)
     same = f" --seeds {','.join(map(str, numbers))}" if numbers != list(paper.SEEDS) else ""
     same += f" --runs {shlex.quote(str(runs))}" if runs != Path("runs") else ""
     pages = []
@@ -247,30 +237,48 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page about a run, or several side by side. It opens without a network."""
-    _check_file(to)
-    found = write_report(runs, to, metrics, reference)
-    write(f"{json.dumps({'page': str(to), 'runs': [str(run) for run in found]}) if as_json else to}\n")
+    check_file(to)
+    runs = runs_in(runs)
+    with finished_parts(runs) as parts:
+        found = write_report(parts, to, metrics, reference)
+    named = [str(run) for run, part in zip(runs, parts, strict=True) if part in found]
+    write(f"{json.dumps({'page': str(to), 'runs': named}) if as_json else to}\n")
 
 
 def export(
-    runs: Annotated[
-        list[Path], typer.Argument(help=f"folders of finished runs, folders that hold them, or {ARCHIVES}")
-    ],
-    to: Annotated[Path, typer.Option("--out", help="the folder to write to: one file or folder per run")],
-    form: Annotated[Literal["csv", "tensorboard"], typer.Option("--format", help="csv or tensorboard")] = "csv",
+    runs: Annotated[list[Path], typer.Argument(help=f"folders of runs, folders that hold them, or {ARCHIVES}")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="the folder to write to; for one run's model: the run's")
+    ] = None,
+    form: Annotated[
+        Literal["csv", "tensorboard", "onnx", "card"],
+        typer.Option("--format", help="the record as csv or tensorboard; the model as onnx, with its card; the card"),
+    ] = "csv",
     as_json: Json = False,
 ) -> None:
-    """Write the record of runs, round by round, for a spreadsheet or for TensorBoard."""
+    """Write the record of runs for a spreadsheet or for TensorBoard, or their models for other programs."""
     found = [run.resolve() for run in runs_in(runs)]
     names = _file_names(found)
+    of_model = form in ("onnx", "card")
+    if to is None:
+        if not of_model or len(found) > 1 or split_address(found[0]):
+            raise HoldfastError("name the folder to write to with --out")
+        to, names = found[0], ["model"]
     for name in names:
-        _check_folder(to / name if form == "tensorboard" else to)
+        check_folder(to / name if form == "tensorboard" else to)
     to.mkdir(parents=True, exist_ok=True)
-    files = []
-    for run, name in zip(found, names, strict=True):
-        if form == "csv":
-            write_csv(run, to / f"{name}.csv")
-        files.append(to / f"{name}.csv" if form == "csv" else write_events(run, to / name))
+    files: list[Path] = []
+    with finished_parts(found, with_model=form == "onnx") as parts:
+        for run, name in zip(parts, names, strict=True):
+            if form == "csv":
+                write_csv(run, to / f"{name}.csv")
+                files.append(to / f"{name}.csv")
+            elif form == "tensorboard":
+                files.append(write_events(run, to / name))
+            if form == "onnx":
+                files.append(write_onnx(run, to / f"{name}.onnx"))
+            if of_model:
+                files.append(write_card(run, to / f"{name}.md", name))
     write((json.dumps({"files": [str(file) for file in files]}) if as_json else "\n".join(map(str, files))) + "\n")
 
 

@@ -12,9 +12,10 @@ from holdfast.cli.options import ConfigFile, DataName, Json, MethodName, Root, S
 from holdfast.cli.show import metrics_of, print_result
 from holdfast.config import Config, Metrics, load_config, parse_setting, tasks_setting
 from holdfast.data.sources import load_data
-from holdfast.experiment import Run, bytes_of, folder_of, plan_of, run_to_folder
+from holdfast.experiment import Run, bytes_of, folder_of, memory_needed, plan_of, run_to_folder, workers_of
 from holdfast.experiment import resume as resume_run
 from holdfast.results.tables import plan_tables, traffic_table
+from holdfast.simulation.memory import machine_memory
 from holdfast.simulation.traffic import by_task
 from holdfast.terminal import write
 
@@ -66,11 +67,20 @@ def plan(
     data = load_data(chosen.data)
     made = plan_of(chosen, data)
     account = bytes_of(chosen, data, made)
+    memory, workers = memory_needed(chosen, data, made), workers_of(chosen, made)
+    needed = {"worker": memory.worker, "main": memory.main, "workers": workers, "total": memory.total(workers)}
     if as_json:
-        print(json.dumps({"data": data.fingerprint, **made.to_json(data.classes, data.clients), "bytes": account}))
-    else:
-        for table in [*plan_tables(made, data.classes, data.clients), traffic_table(by_task(made, account))]:
-            out.print(table)
+        facts = {"data": data.fingerprint, **made.to_json(data.classes, data.clients), "bytes": account}
+        print(json.dumps({**facts, "memory": {**needed, "machine": machine_memory()}}))
+        return
+    for table in [*plan_tables(made, data.classes, data.clients), traffic_table(by_task(made, account))]:
+        out.print(table)
+    gb = {name: f"{count / 1e9:.1f} GB" for name, count in needed.items()}
+    out.print(
+        f"memory, about: {gb['worker']} per worker process, {gb['main']} for global server and proxy; "
+        f"{gb['total']} with {workers or 'no'} workers",
+        highlight=False,
+    )
 
 
 def _config(

@@ -15,7 +15,7 @@ from torch import Tensor
 from holdfast.client.data import ClientImages
 from holdfast.client.detector import History, Observation, detector_of, observation_of
 from holdfast.client.memory import update_memory
-from holdfast.client.training import ClientWork
+from holdfast.client.training import ClientWork, attempt
 from holdfast.data.images import ImageSet
 from holdfast.errors import HoldfastError
 from holdfast.files import parse_json, read_limited, write_atomic
@@ -29,6 +29,7 @@ from holdfast.protocol.messages import (
     Announcement,
     Broadcast,
     Encoder,
+    Failure,
     Inbox,
     InferenceRequest,
     Job,
@@ -124,7 +125,8 @@ class Client:
         return []
 
     def _arrive(self, arrival: Arrival) -> list[Message]:
-        """New data replaces the old, which goes into the memory with the next model that the client gets."""
+        """New data replaces the old, which goes into the memory with the next model that the client gets. Classes whose
+        images were all there before are still there; they have not arrived."""
         waiting = len(self.state.arrivals) - self.state.stored - len(self.departed)
         if waiting and self.work.method.keeps_memory:  # else a task's end has put the old data into the memory
             self.departed.append(self.state.data)
@@ -133,7 +135,8 @@ class Client:
         if arrival.images is not None:
             self.images.replace_data(*arrival.images)
         data = {name: ids for name, ids in arrival.data.items() if len(ids)}
-        self.state = replace(self.state, data=data, arrivals=(*self.state.arrivals, tuple(data)))
+        came = tuple(data) if arrival.images is not None else _came(self.state.data, data)
+        self.state = replace(self.state, data=data, arrivals=(*self.state.arrivals, came))
         return []
 
     def _observe_broadcast(self, broadcast: Broadcast) -> list[Message]:
@@ -151,7 +154,10 @@ class Client:
             self._remember_everything(request)
         if job.phase == "train":
             self._trained_in = job.round_index
-        self.state, reply, shares = self.work(self.state, Inbox(job, self.teachers))
+        outcome = attempt(self.work, self.state, Inbox(job, self.teachers))
+        if isinstance(outcome, Failure):
+            return [*announced, outcome]
+        self.state, reply, shares = outcome
         return [*announced, reply, *shares]
 
     def _end_task(self, message: TaskEnded) -> list[Message]:
@@ -318,6 +324,13 @@ class Client:
         rounds = numbers.integers("rounds", least=-1)
         client._noticed_in, client._seen_in, client._announced_in, client._trained_in = rounds
         return client
+
+
+def _came(before: Holdings, now: Holdings) -> tuple[str, ...]:
+    """The classes of which there are images that were not there before."""
+    return tuple(
+        name for name, ids in now.items() if name not in before or not bool(torch.isin(ids, before[name]).all())
+    )
 
 
 def encoder_of(message: Encoder, image_size: int) -> GradientEncoder:

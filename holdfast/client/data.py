@@ -27,6 +27,22 @@ class ClientImages:
     def pixels(self, ids: Tensor) -> Tensor:
         return self._choose(ids, self.data.pixels, self.copies)
 
+    def identity(self, ids: Tensor) -> Tensor:
+        """The same ids, but for copies of images that are in the data now: these get the data's."""
+        copies = ids < 0
+        if not bool(copies.any()):
+            return ids
+        found: dict[tuple[int, bytes], int] = {}
+        for c in set(self.copied[-1 - ids[copies]].tolist()):
+            for row in self.data.by_class.get(c, []):
+                found.setdefault((c, _digest(self.data.pixels(row))), int(row))
+        out = ids.clone()
+        for place in copies.nonzero()[:, 0].tolist():
+            copy = -1 - int(ids[place])
+            key = int(self.copied[copy]), _digest(self.copies[copy])
+            out[place] = found.get(key, int(ids[place]))
+        return out
+
     @staticmethod
     def _choose(ids: Tensor, data: Callable[[Tensor], Tensor], copies: Tensor) -> Tensor:
         is_copy = ids < 0
@@ -52,7 +68,7 @@ class ClientImages:
         firsts: list[int] = []  # where each copy is first
         fresh = []
         for i, name in enumerate(names):
-            key = name, hashlib.sha256(pixels[i].numpy().tobytes()).digest()
+            key = name, _digest(pixels[i])
             if key not in place:
                 place[key] = -1 - len(firsts)
                 firsts.append(i)
@@ -89,3 +105,7 @@ class ClientImages:
         self.classes = list(dict.fromkeys([*self.classes, *used]))
         self.copies = copies
         self.copied = torch.tensor([self.classes.index(name) for name in used], dtype=torch.int64)
+
+
+def _digest(pixels: Tensor) -> bytes:
+    return hashlib.sha256(pixels.numpy().tobytes()).digest()

@@ -66,7 +66,7 @@ def _prototype_images(
             noise=perturbation.noise,
             steps=perturbation.steps,
             rate=perturbation.rate,
-            rng=context.generator("perturb"),
+            rng=context.secret_generator("perturb"),
         )
     return chosen, perturbed
 

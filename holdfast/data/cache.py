@@ -3,7 +3,6 @@
 An entry is built in its own folder under a lock. The next process continues what a killed one has left, and two
 processes that need the same entry wait for each other."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.files import parse_json, sha256_of, sync_folder, write_json
+from holdfast.locks import lock_file
 from holdfast.terminal import Terminal
 
 Key = Mapping[str, str | int | float]
@@ -133,10 +133,10 @@ def _finish(growing: Path, key: Key, facts: Facts) -> None:
 def _wait(lock: int, key: Key) -> None:
     """Waits until no other process builds this entry; the lock of a killed process is released."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock, wait=False)
     except BlockingIOError:
         _say(f"Another process is preparing {key['name']}; waiting for it.")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_file(lock)
 
 
 def _remove(place: Path) -> None:

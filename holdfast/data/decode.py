@@ -32,6 +32,8 @@ def decode_image(file: BinaryIO | Path, size: int, name: str) -> np.ndarray:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             pixels = np.asarray(_centre_square(_to_rgb(image), size))  # (size, size, 3)
+    except FileNotFoundError as error:
+        raise BadImage(f"there is no image {name}; check the path") from error
     except Exception as error:  # Pillow's readers raise nearly any type on a broken file
         raise BadImage(f"{name} cannot be read as an image ({_reason(error)}); replace or remove it") from error
     return pixels.transpose(2, 0, 1)

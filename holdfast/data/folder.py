@@ -9,13 +9,15 @@ In the last, federated form a file `arrivals.toml` may say in which round which 
     client = "north"
     classes = ["cat", "dog"]
 
-From that round on these classes are the client's data; of its earlier data it keeps only the exemplars in its memory.
+From that round on the client's data has these classes too. `leaves = ["cat"]` in an arrival takes classes away: of
+their images the client keeps only the exemplars in its memory. An arrival has classes, leaves, or both.
 A task begins in every round that brings a class that no client has had before. Run it with plan.growth=announce, so
 that the clients announce new classes. Without arrivals.toml the classes come in tasks, as set by plan.tasks and
 plan.rounds.
 
 A zip file of such a folder works as well."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,11 +157,14 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
     if not isinstance(table, list) or not table or not all(isinstance(one, dict) for one in table):
         raise wrong("it has no [[arrival]] tables; see 'holdfast data info folder'")
     order = list(clients)
-    merged: dict[tuple[int, int], list[str]] = {}
+    merged: dict[tuple[int, int], tuple[list[str], list[str]]] = {}
     for place, one in enumerate(table, 1):
-        client, classes = _arrival(one, clients, f"{tree.where / ARRIVALS}: arrival {place}")
-        merged.setdefault((one["round"] - 1, order.index(client)), []).extend(classes)
-    arrived = {(order[client], name) for (_, client), names in merged.items() for name in names}
+        client, *lists = _arrival(one, clients, f"{tree.where / ARRIVALS}: arrival {place}")
+        for all_names, names in zip(
+            merged.setdefault((one["round"] - 1, order.index(client)), ([], [])), lists, strict=True
+        ):
+            all_names += names
+    arrived = {(order[client], name) for (_, client), (names, _) in merged.items() for name in names}
     for client, mine in clients.items():
         for name in mine:
             if (client, name) not in arrived:
@@ -170,26 +175,62 @@ def _stream(tree: Tree, clients: dict[str, Classes]) -> Stream:
         raise wrong(
             f"rounds = {rounds!r}, but the last arrival is in round {last}; use {last} to {MOST:,}, or leave it out"
         )
-    arrivals = sorted((index, client, tuple(dict.fromkeys(names))) for (index, client), names in merged.items())
+    arrivals = sorted(
+        (index, client, tuple(dict.fromkeys(names)), tuple(dict.fromkeys(leaves)))
+        for (index, client), (names, leaves) in merged.items()
+    )
+    _check_leaving(arrivals, order, wrong)
     return Stream(tuple(arrivals), rounds)
 
 
-def _arrival(one: dict[str, Any], clients: dict[str, Classes], where: str) -> tuple[str, list[str]]:
+def _check_leaving(
+    arrivals: list[tuple[int, int, tuple[str, ...], tuple[str, ...]]],
+    clients: list[str],
+    wrong: Callable[[str], HoldfastError],
+) -> None:
+    """Raises an error for a class that leaves a client which does not have it, or gets it in the same round."""
+    here: dict[int, set[str]] = {}
+    for round_index, client, names, leaves in arrivals:
+        held = here.setdefault(client, set())
+        for name in leaves:
+            if name in names:
+                raise wrong(
+                    f"the class {name!r} comes to client {clients[client]!r} and leaves it in round {round_index + 1}; "
+                    "name it in classes or in leaves"
+                )
+            if name not in held:
+                raise wrong(
+                    f"the class {name!r} leaves client {clients[client]!r} in round {round_index + 1}, but it is not "
+                    "among its data then; correct the round or the name"
+                )
+        here[client] = (held - set(leaves)) | set(names)
+
+
+def _arrival(one: dict[str, Any], clients: dict[str, Classes], where: str) -> tuple[str, list[str], list[str]]:
     def wrong(what: str) -> HoldfastError:
         return HoldfastError(f"{where}: {what}")
 
-    for key in one.keys() ^ {"round", "client", "classes"}:
-        raise wrong(f"{'unknown key' if key in one else 'it lacks'} {key!r}; it has round, client and classes")
-    first, client, classes = one["round"], one["client"], one["classes"]
+    keys = "it has round, client, and classes or leaves"
+    for key in sorted(one.keys() - {"round", "client", "classes", "leaves"}):
+        raise wrong(f"unknown key {key!r}; {keys}")
+    for key in ("round", "client"):
+        if key not in one:
+            raise wrong(f"it lacks {key!r}; {keys}")
+    first, client = one["round"], one["client"]
+    if not one.get("classes") and not one.get("leaves"):
+        raise wrong(f"nothing comes and nothing leaves; {keys} (what a client has stays, unless leaves names it)")
     if type(first) is not int or not 1 <= first <= MOST:
         raise wrong(f"round = {first!r} should be a whole number from 1 to {MOST:,}")
     client = readable(client) if isinstance(client, str) else client
     if not isinstance(client, str) or client not in clients:
         raise wrong(f"there is no client {client!r} in clients/; {nearest(str(client), clients)}")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise wrong(f"classes = {classes!r} should be a list of names")
-    classes = [readable(name) for name in classes]
-    for name in classes:
-        if name not in clients[client]:
-            raise wrong(f"client {client!r} has no class {name!r}; {nearest(name, clients[client])}")
-    return client, classes
+    lists = []
+    for key in ("classes", "leaves"):
+        names = one.get(key, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise wrong(f"{key} = {names!r} should be a list of names")
+        lists.append([readable(name) for name in names])
+        for name in lists[-1]:
+            if name not in clients[client]:
+                raise wrong(f"client {client!r} has no class {name!r}; {nearest(name, clients[client])}")
+    return client, lists[0], lists[1]

@@ -98,9 +98,10 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Stream:
-    """When classes reach the clients of a federated folder: (round from 0, client, class names), and its length."""
+    """When classes reach the clients of a federated folder, and leave them: (round from 0, client, names of the classes
+    that come, names of those that leave), and its length."""
 
-    arrivals: tuple[tuple[int, int, tuple[str, ...]], ...]
+    arrivals: tuple[tuple[int, int, tuple[str, ...], tuple[str, ...]], ...]
     rounds: int | None  # in total, if given
 
 
@@ -152,7 +153,9 @@ class DataSet:
         facts = json.loads((folder / "data.json").read_bytes())
         owners = torch.from_numpy(np.load(folder / "owners.npy")) if (folder / "owners.npy").exists() else None
         stream = facts["stream"] and Stream(
-            tuple((index, client, tuple(classes)) for index, client, classes in facts["stream"]["arrivals"]),
+            tuple(
+                (index, client, tuple(came), tuple(left)) for index, client, came, left in facts["stream"]["arrivals"]
+            ),
             facts["stream"]["rounds"],
         )
 

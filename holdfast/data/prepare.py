@@ -1,6 +1,5 @@
 """Puts a data set onto this machine: a resumable, verified download, or an import of a local file or folder."""
 
-import fcntl
 import http.client
 import os
 import shutil
@@ -14,6 +13,7 @@ from holdfast.data.sources import Download, Source
 from holdfast.data.zips import PACKED, open_zip
 from holdfast.errors import HoldfastError
 from holdfast.files import sha256_of, sync_folder
+from holdfast.locks import lock_file
 from holdfast.progress import progress_bar
 
 CHUNK = 1 << 20
@@ -31,7 +31,7 @@ def download(wanted: Download, root: Path) -> Path:
     try:
         gate = root / f".{wanted.file}.lock"
         with open(gate, "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two processes would write into the same file
+            lock_file(lock)  # two processes would write into the same file
             if target.exists():
                 return target
             _fetch(wanted, part)

@@ -1,4 +1,4 @@
-"""SOURCES: the table of data sets, name -> source."""
+"""SOURCES: the built-in data sets, name -> source; SOURCE_TABLE: these and everybody else's."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -13,7 +13,8 @@ from holdfast.data import cifar100, digits, folder, glyphs, imagenet, mini_image
 from holdfast.data.cache import Entry, cache_folder, cached
 from holdfast.data.images import DataSet, Images, ImageSet
 from holdfast.data.settings import DataSettings
-from holdfast.errors import HoldfastError, nearest
+from holdfast.errors import HoldfastError, complain, nearest
+from holdfast.extensions import Table
 
 NAMED = 5  # unreadable files listed in a message
 
@@ -42,6 +43,7 @@ class Source:
     official: str = ""  # what the complete data set has
     download: Download | None = None
     obtain: str = ""  # how to get a data set that cannot be downloaded directly
+    takes_path: bool = False  # does it read data.path by itself?
 
 
 def data_root() -> Path:
@@ -53,19 +55,44 @@ def data_root() -> Path:
 def source_of(name: str) -> Source:
     """The source with this name; the name of a user's own images contains their path: folder:<path>."""
     kind = name.partition(":")[0] if name.startswith("folder:") else name
-    if kind not in SOURCES:
-        raise HoldfastError(f"unknown data set {name!r}; {nearest(name, [*SOURCES, 'folder:<path>'])}")
-    return SOURCES[kind]
+    if not SOURCE_TABLE.knows(kind):
+        raise HoldfastError(f"unknown data set {name!r}; {nearest(name, [*SOURCE_TABLE.all(), 'folder:<path>'])}")
+    return SOURCE_TABLE.find(kind)
+
+
+def check_source(name: str, thing: Any) -> Source:
+    """A source, or a function that takes the settings and returns the data, as a source."""
+    if isinstance(thing, Source):
+        return thing
+    if isinstance(thing, type) or not callable(thing):
+        raise HoldfastError(
+            f"the data set {name!r} is neither a function of DataSettings nor a Source; see docs/extending.md"
+        )
+    about = (thing.__doc__ or "").strip().split("\n")[0] or "a data set of your own"
+    return Source(name, about, {}, thing, origin="your own function", licence="yours", takes_path=True)
+
+
+def register_dataset(name: str, load: "Callable[[DataSettings], DataSet] | Source | None" = None) -> Any:
+    """Makes a data set known in this process under this name: a function that takes `DataSettings` and returns a
+    `DataSet`, or a `Source`. Also a decorator: `@register_dataset("cells")`."""
+
+    def register(thing: Any) -> Any:
+        SOURCE_TABLE.register(name, thing)
+        return thing
+
+    return register if load is None else register(load)
 
 
 def load_data(settings: DataSettings) -> DataSet:
     """The part of the data set that the settings ask for."""
     source = source_of(settings.name)
-    if settings.path and not source.patterns:
+    if settings.path and not source.patterns and not source.takes_path:
         raise HoldfastError(f"data.path={settings.path!r} has no effect for {settings.name}; leave it out")
     if settings.test_share and "test_share" not in source.defaults:
         raise HoldfastError(f"{settings.name} has its own test images; leave data.test_share out")
     data = source.load(settings)
+    if not isinstance(data, DataSet):
+        raise HoldfastError(f"the data set {settings.name!r} gives a {type(data).__name__}, not a DataSet")
     if data.unreadable:
         _complain(settings, data)
     count = len(data.classes) - settings.first_class if settings.classes is None else settings.classes
@@ -81,8 +108,6 @@ def load_data(settings: DataSettings) -> DataSet:
 
 def _complain(settings: DataSettings, data: DataSet) -> None:
     """Names the images that cannot be read: in an error, or in a warning if the settings allow to skip them."""
-    from holdfast.terminal import Terminal  # here, so that the decoding processes, which need none, start sooner
-
     count, total = len(data.unreadable), len(data.train) + len(data.test) + len(data.unreadable)
     named = "; ".join(sentence.split(";")[0] for sentence in data.unreadable[:NAMED])
     more = f"; and {count - NAMED} more (holdfast data check)" if count > NAMED else ""
@@ -90,14 +115,7 @@ def _complain(settings: DataSettings, data: DataSet) -> None:
         raise HoldfastError(
             f"{count} of {total} images cannot be used: {named}{more}; replace or remove them, or set data.corrupt=skip"
         )
-    Terminal(stderr=True).print(
-        f"{count} of {total} images are skipped: {named}{more}",
-        style="yellow",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-        emoji=False,
-    )
+    complain(f"{count} of {total} images are skipped: {named}{more}")
     for kind, part in (("training", data.train), ("test", data.test)):
         for c, name in enumerate(data.classes):
             if c not in part.by_class:
@@ -261,3 +279,5 @@ SOURCES: dict[str, Source] = {
         obtain="give the path of your images: folder:<path>",
     ),
 }
+
+SOURCE_TABLE: Table[Source] = Table("data set", "holdfast.datasets", SOURCES, check_source)

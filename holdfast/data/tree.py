@@ -64,6 +64,8 @@ def find(title: str, path: str | None, root: Path, patterns: Iterable[str], name
         place = Path(path).expanduser()
         if os.path.exists(place):
             return place
+        if name.startswith("folder:"):
+            raise HoldfastError(f"there is no folder or zip file {place.absolute()}; check the path of {name}")
         here = "" if place.is_absolute() else f" (relative to {Path.cwd()})"
         raise HoldfastError(f"there is no {title} at {path}{here}; set data.path to its archive or folder")
     wanted = list(patterns)

@@ -1,6 +1,6 @@
 """Several clients in parallel: worker processes with one thread each, the longest work first."""
 
-import fcntl
+import json
 import os
 import shutil
 import socket
@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -19,15 +19,21 @@ from torch import Tensor
 
 from holdfast.client.training import ClientWork, Outcome
 from holdfast.data.images import DataSet
+from holdfast.engines.settings import TIMEOUT
 from holdfast.errors import HoldfastError
+from holdfast.extensions import import_paths
+from holdfast.locks import lock_file
 from holdfast.models.passes import CHUNK
-from holdfast.protocol.codec import pack, unpack
+from holdfast.protocol.codec import MalformedMessage, pack, unpack
 from holdfast.protocol.enrolment import Enrolment
-from holdfast.protocol.messages import Encoder, Inbox, InferenceRequest, PrototypeShare, Reply
+from holdfast.protocol.messages import Encoder, Failure, Inbox, InferenceRequest, PrototypeShare, Reply
 from holdfast.protocol.state import ClientState
 from holdfast.simulation.engine import ImageGroup
+from holdfast.simulation.faults import Faults
 
 ATTEMPTS = 3  # per piece of work, when workers die
+START = 300.0  # seconds more for the first piece of a worker, which has to start
+HANGS = 2  # per piece of work, when workers hang
 SHARED = Path("/dev/shm")
 PREFIX = "holdfast-pool-"
 HIDDEN = ".holdfast-new-"  # a folder that is not locked yet
@@ -48,25 +54,28 @@ class Piece:
 
 @dataclass
 class Worker:
-    """A process, our end of its connection, and the index of its piece of work."""
+    """A process, our end of its connection, the index of its piece of work, and when that is to be done."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
     piece: int | None = None
+    due: float = 0.0
+    ready: bool = False  # has it answered before?
 
-    def take(self, index: int, place: Path, pieces: Sequence[Piece]) -> None:
-        self.piece = index
+    def take(self, index: int, place: Path, pieces: Sequence[Piece], timeout: float) -> None:
+        self.piece, self.due = index, time.monotonic() + timeout + (0 if self.ready else START)
         try:
             for part in (os.fsencode(place), pieces[index].kind, pieces[index].content):
                 self.connection.send_bytes(part)
         except ConnectionError:
             pass  # it has died, which `_run` notices when it waits for the answer
 
-    def answer(self) -> list[bytes]:
+    def answer(self) -> list[bytes] | Failure:
         if self.connection.recv_bytes() == FAILED:
-            raise HoldfastError(self.connection.recv_bytes().decode())
+            self.piece, self.ready = None, True
+            return Failure.from_bytes(self.connection.recv_bytes())
         parts = [self.connection.recv_bytes() for _ in range(int(self.connection.recv_bytes()))]
-        self.piece = None
+        self.piece, self.ready = None, True
         return parts
 
 
@@ -84,6 +93,8 @@ class Pool:
         workers: int,
         encoder: Encoder | None = None,
         devices: Sequence[str] = ("cpu",),
+        faults: Faults | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
         for place in (SHARED, Path(tempfile.gettempdir())):
             sweep(place)
@@ -91,31 +102,39 @@ class Pool:
         needed = MESSAGES + 2 * sum(part.stored.nbytes for part in parts if part.file is None)
         shared = SHARED.is_dir() and shutil.disk_usage(SHARED).free > needed
         self.folder, self.lock = locked_folder(SHARED if shared else Path(tempfile.gettempdir()))
-        self.devices = devices
+        self.devices, self.timeout = devices, timeout
         self.posted = 0
         self.workers: list[Worker] = []
         try:
             data.lay_out(self.folder)
             (self.folder / "enrolment").write_bytes(enrolment.to_bytes())
+            (self.folder / "path").write_text(json.dumps(list(import_paths())))
             if encoder is not None:
                 (self.folder / "encoder").write_bytes(encoder.to_bytes())
+            if faults is not None:
+                (self.folder / "faults").write_bytes(faults.to_bytes())
             for i in range(workers):
                 self.workers.append(self._start(i))
         except BaseException:
             self.close()
             raise
 
-    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
+    def map(
+        self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]
+    ) -> Iterator[Outcome | Failure]:
         inbox = _the_only(inboxes)
         place = self._post(job=inbox.job.to_bytes(), teachers=inbox.teachers.to_bytes())
         longest_first = sorted(range(len(states)), key=lambda i: -states[i].images)
         pieces = [Piece(f"client {state.client}", WORK, state.to_bytes()) for state in states]
         for answer in self._run(place, pieces, longest_first):
-            yield (
-                ClientState.from_bytes(answer[0]),
-                Reply.from_bytes(answer[1]),
-                tuple(map(PrototypeShare.from_bytes, answer[2:])),
-            )
+            if isinstance(answer, Failure):
+                yield replace(answer, round_index=inbox.job.round_index, phase=inbox.job.phase)
+                continue
+            try:
+                state, reply = ClientState.from_bytes(answer[0]), Reply.from_bytes(answer[1])
+                yield state, reply, tuple(map(PrototypeShare.from_bytes, answer[2:]))
+            except MalformedMessage as error:
+                yield Failure("malformed", str(error), inbox.job.round_index, inbox.job.phase)
 
     def infer(self, work: ClientWork, request: InferenceRequest, groups: Sequence[ImageGroup]) -> list[Tensor]:
         place = self._post(request=request.to_bytes())
@@ -135,23 +154,26 @@ class Pool:
         ]
         answers: list[Tensor] = []
         for batch, answer in zip(batches, self._run(place, pieces, range(len(pieces))), strict=True):
+            if isinstance(answer, Failure):
+                raise HoldfastError(answer.reason)
             tensors, _ = unpack("answers", answer[0])
             answers += [tensors[str(k)] for k in range(len(batch))]
         remaining = iter(answers)
         return [torch.cat([next(remaining) for _ in group.chunks]) for group in groups]
 
-    def _run(self, place: Path, pieces: Sequence["Piece"], order: Sequence[int]) -> Iterator[list[bytes]]:
+    def _run(self, place: Path, pieces: Sequence["Piece"], order: Sequence[int]) -> Iterator[list[bytes] | Failure]:
         """Gives the pieces in `order` to free workers; yields the answers in the order of `pieces`."""
         queue = list(order)[::-1]
-        attempts = [0] * len(pieces)
-        answers: dict[int, list[bytes]] = {}
+        attempts, hangs = [0] * len(pieces), [0] * len(pieces)
+        answers: dict[int, list[bytes] | Failure] = {}
         yielded = 0
         while yielded < len(pieces):
             for worker in self.workers:
                 if worker.piece is None and queue:
-                    worker.take(queue.pop(), place, pieces)
+                    worker.take(queue.pop(), place, pieces, self.timeout)
             busy = {worker.connection: i for i, worker in enumerate(self.workers) if worker.piece is not None}
-            for connection in wait(list(busy)):
+            first_due = min(self.workers[i].due for i in busy.values())
+            for connection in wait(list(busy), max(0.0, first_due - time.monotonic())):
                 i = busy[connection]  # type: ignore[index]
                 piece = self.workers[i].piece
                 assert piece is not None
@@ -161,6 +183,18 @@ class Pool:
                     attempts[piece] += 1
                     self._replace(i, pieces[piece], attempts[piece])
                     queue.append(piece)
+            for i, worker in enumerate(self.workers):
+                if worker.piece is None or worker.due > time.monotonic():
+                    continue
+                piece = worker.piece
+                hangs[piece] += 1
+                worker.process.kill()
+                self._replace(i, pieces[piece])
+                if hangs[piece] < HANGS:
+                    queue.append(piece)
+                else:
+                    what = f"{pieces[piece].name} took longer than {self.timeout:g} seconds, {HANGS} times"
+                    answers[piece] = Failure("timeout", f"{what}; see run.timeout")
             while yielded in answers:
                 yield answers.pop(yielded)
                 yielded += 1
@@ -206,7 +240,7 @@ class Pool:
             (place / name).write_bytes(message)
         return place
 
-    def _replace(self, i: int, piece: Piece, attempts: int) -> None:
+    def _replace(self, i: int, piece: Piece, attempts: int = 0) -> None:
         worker = self.workers[i]
         worker.connection.close()
         code = worker.process.wait()
@@ -223,7 +257,7 @@ def locked_folder(place: Path) -> tuple[Path, int]:
     name that `sweep` knows only when it is locked, so that another process never takes it for a dead one's."""
     hidden = Path(tempfile.mkdtemp(prefix=HIDDEN, dir=place))
     lock = os.open(hidden, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock_file(lock)
     return hidden.rename(place / f"{PREFIX}{hidden.name.removeprefix(HIDDEN)}"), lock
 
 
@@ -234,7 +268,7 @@ def sweep(place: Path) -> None:
         with suppress(OSError):  # it is locked, owned by another user, or already removed
             lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock, wait=False)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)

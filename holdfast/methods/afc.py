@@ -12,9 +12,11 @@ from holdfast.losses import channel_discrepancy, nca
 from holdfast.methods import shared
 from holdfast.methods.base import Losses
 from holdfast.methods.context import ClientContext
+from holdfast.methods.roles import ExtrasForm
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
-from holdfast.protocol.messages import Extras
+from holdfast.protocol.checks import Like
+from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
 
@@ -42,6 +44,7 @@ class AFC(shared.ProxyMethod):
 
     name: ClassVar[str] = "afc"
     about: ClassVar[str] = "AFC (Kang et al., 2022): distillation weighted by each channel's importance, proxies"
+    extras_are: ClassVar[str] = "class sums, classifier and importances"
 
     strength: float = Field(default=4.0, ge=0, description="weight of the distillation of maps")
 
@@ -57,8 +60,18 @@ class AFC(shared.ProxyMethod):
 
     def finish_task(self, context: ClientContext) -> Extras:
         tuned = super().finish_task(context)
-        found = {**importance_sums(context), **(tuned.tensors if tuned else {})}
+        found = {**importance_sums(context, self.local_prior(context)), **(tuned.tensors if tuned else {})}
         return Extras("classifier and importances", found)
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        """As for PODNet, and sums of squares; without tuning and nearest-mean prediction only these come."""
+        form = super().extras_form(model, phase, most)
+        if phase == "begin" or form is None:
+            return form
+        sums = {f"importance{stage}": Like((channels,), least=0) for stage, channels in enumerate(model.channels)}
+        if self.inference != "head":
+            return ExtrasForm({**form.required, **sums}, form.optional)
+        return ExtrasForm(sums, {**form.required, **form.optional})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         super().merge(model, extras, seed, round_index)
@@ -68,17 +81,20 @@ class AFC(shared.ProxyMethod):
             model.get_buffer(name).copy_(total / mean if mean > 0 else torch.ones_like(total))
 
 
-def importance_sums(context: ClientContext) -> dict[str, Tensor]:
+def importance_sums(context: ClientContext, prior: Tensor | float = 0.0) -> dict[str, Tensor]:
     """Per stage, the sum over the client's images of sum_hw (dL/dmap)^2 (c,), each by its own loss, in evaluation mode.
     The authors use the gradients of a batch's mean loss, which are inversely proportional to the batch size: a client
-    with one image would dominate all others."""
+    with one image would dominate all others. The maps of frozen stages cannot change: theirs are zero."""
     model = context.model.eval()
     assert isinstance(model, ImportantModel)
     model.requires_grad_(True)
-    sums = [torch.zeros_like(buffer) for buffer in model.importance]
+    sums = {f"importance{stage}": torch.zeros_like(buffer) for stage, buffer in enumerate(model.importance)}
     for batch in context.batches(context.everything, 0):
         output = model(batch.images)
-        slopes = torch.autograd.grad(nca(model.scale * output.logits, batch.labels), output.maps)
-        for total, slope in zip(sums, slopes, strict=True):
-            total += (len(slope) * slope).square().sum(dim=(0, 2, 3))
-    return {f"importance{stage}": total.cpu() for stage, total in enumerate(sums)}
+        maps = {f"importance{i}": stage for i, stage in enumerate(output.maps) if stage.requires_grad}
+        if not maps:
+            break
+        loss = nca(model.scale * output.logits + prior, batch.labels)
+        for name, slope in zip(maps, torch.autograd.grad(loss, list(maps.values())), strict=True):
+            sums[name] += (len(slope) * slope).square().sum(dim=(0, 2, 3))
+    return {name: total.cpu() for name, total in sums.items()}

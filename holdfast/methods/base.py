@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.losses import cross_entropy
 from holdfast.methods.context import Batch, ClientContext, Stage
 from holdfast.methods.herding import herd
-from holdfast.methods.roles import DetectorKind, NoTeachers, PrototypeSharing, TeacherSelection
+from holdfast.methods.roles import DetectorKind, ExtrasForm, NoTeachers, PrototypeSharing, TeacherSelection
 from holdfast.models.incremental import IncrementalModel, ModelSpec
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
@@ -36,6 +36,7 @@ class Method:
 
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `holdfast methods`
+    extras_are: ClassVar[str] = "extras"  # what they are, in a few words, if the server collects any
     all_at_once: ClassVar[bool] = False  # an upper bound that breaks the rules: no class comes late or leaves
 
     @property
@@ -113,7 +114,7 @@ class Method:
         return None
 
     def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        """The names of the tensors that clients neither change nor send; by default none."""
+        """The names of the tensors that clients neither change nor send, beside frozen stages; by default none."""
         return frozenset()
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
@@ -127,6 +128,12 @@ class Method:
 
     # on the server
 
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        """What the tensors of a client's extras must look like in this phase, for the server to check before it merges
+        them; `most` is the largest number of images that a client may have. By default nothing is told, and the server
+        checks only that they are finite and not too many."""
+        return None
+
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         """Updates the server's model from the extras of its clients, in the order of the clients; by default nothing.
         Called once per phase, with no extras if no client sent any. Random numbers come from the seed and the round."""
@@ -137,6 +144,21 @@ class Method:
         return logits
 
     @property
+    def answer_names(self) -> tuple[str, ...]:
+        """The names of all `answers`; where there are any, the record holds the accuracy of each after every task."""
+        return ()
+
+    def answers(self, model: IncrementalModel, images: Tensor) -> dict[str, Tensor]:
+        """The scores (B, C) by every answer that this model can give, for methods with more than one; `predict` gives
+        that of one of them."""
+        return {}
+
+    @property
     def scores_are_logits(self) -> bool:
         """Does a softmax of the scores give class probabilities?"""
         return True
+
+
+def fixed_names(method: Method, model: IncrementalModel) -> frozenset[str]:
+    """The names of all tensors that clients neither change nor send: the method's, and those of frozen stages."""
+    return method.fixed(model) | model.frozen_names

@@ -13,8 +13,10 @@ from torch import Tensor
 from holdfast.losses import cross_entropy, distillation
 from holdfast.methods.base import CE, Losses
 from holdfast.methods.context import Batch, ClientContext, Stage
+from holdfast.methods.roles import ExtrasForm
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.protocol.checks import Like
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
@@ -36,6 +38,7 @@ class BiC(Replay):
 
     name: ClassVar[str] = "bic"
     about: ClassVar[str] = "BiC (Wu et al., 2019): distillation, then a fitted correction of the new classes' outputs"
+    extras_are: ClassVar[str] = "bias correction"
 
     temperature: float = Field(default=2.0, gt=0, description="of the distillation, T; without a factor of T squared")
     held_out: float = Field(default=0.1, gt=0, lt=1, description="fraction of the exemplars held out for validation")
@@ -54,8 +57,7 @@ class BiC(Replay):
         return model.note_names
 
     def stages(self, context: ClientContext) -> Iterable[Stage]:
-        held = self.validation(context)
-        yield context.stage(context.everything[~torch.isin(context.everything, held)])
+        yield context.stage(context.without(context.everything, self.validation(context)))
 
     def validation(self, context: ClientContext) -> Tensor:
         """The images that are never trained on in this task: for each class of older growths the last exemplars that
@@ -96,6 +98,9 @@ class BiC(Replay):
         labels = context.positions_of(ids)
         scale, shift = fit_correction(logits, labels, context.registry.growths[-1])
         return Extras("bias", {"scale": scale, "shift": shift, "images": torch.tensor(len(ids))})
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        return ExtrasForm({"scale": Like((), least=0), "shift": Like(()), "images": Like((), torch.int64, 1, most)})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         for name, neutral in (("scale", 1.0), ("shift", 0.0)):

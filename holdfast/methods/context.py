@@ -36,6 +36,10 @@ class ImageSource(Protocol):
         """The images (N, 3, S, S) as uint8."""
         ...
 
+    def identity(self, ids: Tensor) -> Tensor:
+        """Ids that are the same for an image in the data and for its copy in the memory."""
+        ...
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -69,17 +73,20 @@ class ClientContext:
         inbox: Inbox,
         model: IncrementalModel,
         frozen: FrozenModel,
+        secret: int | None = None,
     ) -> None:
         self.enrolment, self.images, self.state = enrolment, images, state
         self.job, self.model = inbox.job, model
         self.registry = self.job.registry
-        self.training, self.transform, self.seed = enrolment.training, enrolment.transform, enrolment.seed
-        self.device = next(model.parameters()).device
+        self.transform, self.seed = enrolment.transform, enrolment.seed
+        self._secret = self.seed if secret is None else secret
+        self.device = model.device
         self.growth_of = self.registry.growth_of.to(self.device)
         self.notes: dict[str, Tensor] = dict(state.notes)  # what a method writes here is kept for the client's next job
         self.scratch: dict[str, Tensor] = {}  # what a method computes once and uses in every batch of this job
         self._positions = self.registry.positions(images.classes)
         self._teachers, self._frozen = inbox.teachers, frozen
+        self.training = enrolment.training.for_images(len(self.everything))
 
     # old models
 
@@ -140,6 +147,11 @@ class ClientContext:
         return torch.cat([self.data, self.memory])
 
     @cached_property
+    def counts(self) -> Tensor:
+        """How many images of each class the client trains on, in `everything` (C,), on the device."""
+        return self.counts_of(self.everything)
+
+    @cached_property
     def exemplars(self) -> Tensor:
         """All exemplars, including those of classes in the current data; balanced once a task is over."""
         return joined(self.exemplars_by_class.values())
@@ -171,6 +183,14 @@ class ClientContext:
         """The same on the device."""
         return self.positions_of(ids).to(self.device)
 
+    def counts_of(self, ids: Tensor) -> Tensor:
+        """How many of these images there are of each class (C,), on the device."""
+        return torch.bincount(self.positions_of(ids), minlength=len(self.registry.names)).to(self.device)
+
+    def without(self, ids: Tensor, left_out: Tensor) -> Tensor:
+        """`ids` without the images of `left_out`, whether these are in the data, in the memory or in both."""
+        return ids[~torch.isin(self.images.identity(ids), self.images.identity(left_out))]
+
     # passes and batches
 
     def infer(self, model: torch.nn.Module, ids: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
@@ -192,7 +212,14 @@ class ClientContext:
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """This client's own random stream, for one purpose in this round."""
-        return torch_generator(self.seed, "round", self.job.round_index, "client", self.state.client, *purpose)
+        return self._stream(self.seed, purpose)
+
+    def secret_generator(self, *purpose: str | int) -> torch.Generator:
+        """The same from a seed that no other party knows, for noise that protects; in a simulation the same seed."""
+        return self._stream(self._secret, purpose)
+
+    def _stream(self, seed: int, purpose: Sequence[str | int]) -> torch.Generator:
+        return torch_generator(seed, "round", self.job.round_index, "client", self.state.client, *purpose)
 
     def batches(self, ids: Tensor, epoch: int) -> Iterator[Batch]:
         """All of `ids` once, in random order, augmented."""

@@ -12,8 +12,10 @@ from torch import Tensor
 from holdfast.losses import cross_entropy, distillation, neighbour_cross_entropy
 from holdfast.methods.base import Losses
 from holdfast.methods.context import Batch, ClientContext, Stage
+from holdfast.methods.roles import ExtrasForm
 from holdfast.methods.shared import Replay
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.protocol.checks import Like
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
 
@@ -45,6 +47,7 @@ class DDE(Replay):
 
     name: ClassVar[str] = "dde"
     about: ClassVar[str] = "DDE (Hu et al., 2021) with iCaRL: neighbours in the old feature space, head effect removed"
+    extras_are: ClassVar[str] = "head direction"
 
     neighbours: int = Field(default=10, ge=0, description="nearest new images that contribute to a prediction, K")
     beta: float = Field(default=0.25, ge=0, description="weight of the distillation (times T squared)")
@@ -112,6 +115,9 @@ class DDE(Replay):
         for mean in means:
             direction = MOMENTUM * direction + mean
         return Extras("head direction", {"direction": direction, "steps": torch.tensor(len(means))})
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        return ExtrasForm({"direction": Like((model.features,)), "steps": Like((), torch.int64, 1, most)})
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         assert isinstance(model, DirectedModel)

@@ -13,9 +13,11 @@ from holdfast.errors import HoldfastError
 from holdfast.losses import distillation, one_hot
 from holdfast.methods.base import Losses
 from holdfast.methods.context import Batch, ClientContext, Stage
+from holdfast.methods.roles import ExtrasForm
 from holdfast.methods.shared import Replay, mean_of
 from holdfast.models.convit import TokenModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.protocol.checks import Like
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.settings import STRICT
@@ -40,6 +42,7 @@ class DyTox(Replay):
 
     name: ClassVar[str] = "dytox"
     about: ClassVar[str] = "DyTox (Douillard et al., 2022): a transformer with one token and one head per task"
+    extras_are: ClassVar[str] = "tuned classifier"
 
     encoder: Literal["patches", "network"] = Field(
         default="patches", description="tokens attend to a transformer on image patches, or to the maps of model.name"
@@ -126,7 +129,7 @@ class DyTox(Replay):
         if not self.tune_epochs or not context.has_old_and_new:
             return None
         names = frozenset(name for name, _ in context.model.named_parameters())
-        tuned = {name for name in names if not name.startswith(("backbone.", "divergence."))}
+        tuned = tuned_names(context.model)
         optimiser = self.optimiser(context, names - tuned)
         for group in optimiser.param_groups:
             group["lr"] = self.tune_rate * context.training.batch / WIDE
@@ -139,7 +142,16 @@ class DyTox(Replay):
         values = {name: context.model.get_parameter(name).detach().cpu().clone() for name in sorted(tuned)}
         return Extras("tuned", {**values, "images": torch.tensor(len(context.exemplars))})
 
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        form = {name: Like(tuple(model.get_parameter(name).shape)) for name in tuned_names(model)}
+        return ExtrasForm({**form, "images": Like((), torch.int64, 1, most)})
+
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         for name in extras[0].tensors if extras else ():
             if name != "images":
                 model.get_parameter(name).data.copy_(mean_of(extras, name))
+
+
+def tuned_names(model: IncrementalModel) -> set[str]:
+    """The parameters that the balanced fine-tuning changes."""
+    return {name for name, _ in model.named_parameters() if not name.startswith(("backbone.", "divergence."))}

@@ -8,16 +8,18 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import cross_entropy, distillation, geodesic_distance, geodesic_flow, subspace
+from holdfast.methods.answers import InferenceChoice
 from holdfast.methods.base import Losses
 from holdfast.methods.context import Batch, ClientContext
-from holdfast.methods.shared import NearestMean
+from holdfast.methods.prior import LocalPrior
+from holdfast.methods.shared import Replay
 from holdfast.settings import STRICT
 
 LEAST = 4  # images in a batch that are needed for a subspace
 
 
 @dataclass(frozen=True, config=STRICT)
-class GeoDL(NearestMean):
+class GeoDL(LocalPrior, InferenceChoice, Replay):
     """Compares features of the old and the new model along the geodesic between the subspaces that the batch spans in
     each: by the cosine under the kernel that integrates all projections on the way. The authors' code uses another
     distance on centred, pooled maps and approximates the decomposition with random jitter; here it is the closed form,
@@ -35,7 +37,7 @@ class GeoDL(NearestMean):
 
     def loss(self, context: ClientContext, batch: Batch) -> Losses:
         output = context.model(batch.images)
-        terms = {"classification": cross_entropy(output.logits, batch.labels)}
+        terms = {"classification": cross_entropy(output.logits + self.local_prior(context), batch.labels)}
         if context.predecessor is None:
             return terms
         with torch.no_grad():

@@ -9,8 +9,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast import losses
+from holdfast.methods.answers import InferenceChoice
 from holdfast.methods.base import BCE, CE, Losses
 from holdfast.methods.context import Batch, ClientContext
+from holdfast.methods.prior import ABSENT, LocalPrior
 from holdfast.methods.roles import (
     DetectorKind,
     Perturbation,
@@ -19,7 +21,7 @@ from holdfast.methods.roles import (
     RandomModel,
     TeacherSelection,
 )
-from holdfast.methods.shared import NearestMean
+from holdfast.methods.shared import Replay
 from holdfast.protocol.enrolment import Preset
 from holdfast.settings import STRICT, Count
 
@@ -47,7 +49,7 @@ START = "start of the reconstruction: smooth (and in frequencies), or white pixe
 
 
 @dataclass(frozen=True, config=STRICT)
-class LGA(NearestMean):
+class LGA(LocalPrior, InferenceChoice, Replay):
     """Local-global anti-forgetting. On a client: a classification loss that weights every sample by its own gradient
     divided by the mean of its growth (L_CB), and a distillation with the same weights from the old model that knew the
     classes before (L_SD). For the federation: clients that notice new classes send a proxy server one perturbed
@@ -55,9 +57,11 @@ class LGA(NearestMean):
     from: the global model of a growth that classifies their augmented features best.
 
     This is the form that performed best in our experiments: sigmoid outputs, because the softmax form makes a new image
-    leave a third of its probability to old classes. Where paper and code leave a choice, there is a field; see
-    docs/departures.md. Beyond the paper, it can predict by the nearest mean of exemplars (`inference`), as iCaRL does;
-    not by default, because clients then tell the global server which classes they hold."""
+    leave a third of its probability to old classes, and weights that add up over cumulative groups, as in the authors'
+    code, because weights with a mean of 1 in every growth cannot counter the imbalance of old and new images. Where
+    paper and code leave a choice, there is a field; see docs/departures.md. Beyond the paper, it can predict by the
+    nearest mean of exemplars (`inference`), as iCaRL does; not by default, because clients then tell the global server
+    which classes they hold."""
 
     name: ClassVar[str] = "lga"
     about: ClassVar[str] = "local-global anti-forgetting (Dong et al., 2023), in the form that performed best"
@@ -71,7 +75,7 @@ class LGA(NearestMean):
     cbl: bool = Field(
         default=True, description="category-balanced compensation; off: w/oCBL, unweighted classification"
     )
-    groups: Literal["own", "cumulative"] = Field(default="own", description=GROUPS)
+    groups: Literal["own", "cumulative"] = Field(default="cumulative", description=GROUPS)
     exponent: Literal["client", "federation"] = Field(default="client", description=EXPONENT)
     clamp: bool = Field(default=False, description=CLAMP)
     sdl: bool = Field(default=True, description="semantic distillation; off: w/oSDL, iCaRL's distillation instead")
@@ -143,14 +147,24 @@ class LGA(NearestMean):
     def loss(self, context: ClientContext, batch: Batch) -> Losses:
         """L_CB and, where there is a teacher, L_SD (Eq. 7)."""
         logits = context.model(batch.images).logits
-        weights = self.weights(context, logits, batch.labels)
-        terms = {"compensation": self.gamma1 * self.compensation(logits, batch.labels, weights)}
+        adjusted = logits + self.local_prior(context)
+        weights = self.weights(context, adjusted, batch.labels)
+        terms = {"compensation": self.gamma1 * self.compensation(adjusted, batch.labels, weights)}
         if context.teacher is not None and self.gamma2:
             with torch.no_grad():
                 teacher = context.teacher(batch.images).logits
+            if self.prior and self.form == "sigmoid":  # labels are the targets of classes that the teacher lacks
+                logits = torch.cat([logits[:, : teacher.shape[1]], adjusted[:, teacher.shape[1] :]], dim=1)
             distilled = self.distillation(logits, batch.labels, teacher, weights, context.growth_of)
             terms["distillation"] = self.gamma2 * distilled
         return terms
+
+    def local_prior(self, context: ClientContext, ids: Tensor | None = None) -> Tensor | float:
+        """Of sigmoid outputs, each of which decides for or against its class, the logarithm of the class's odds among
+        the client's images, not of its count."""
+        if self.form == "softmax" or not self.prior:
+            return super().local_prior(context, ids)
+        return self.prior * losses.log_odds(context.counts, ABSENT)
 
     def weights(self, context: ClientContext, logits: Tensor, labels: Tensor) -> Tensor:
         """w_i (B,) of Eqs. 2-5: a sample's own gradient relative to the mean of its group; 1 for a client without old
@@ -194,14 +208,16 @@ class LGA(NearestMean):
 
 @dataclass(frozen=True, config=STRICT)
 class LGAPaper(LGA):
-    """The same method exactly as the paper's text describes it: softmax outputs, the distillation in the printed
-    direction, the fixed entropy threshold, reconstruction from white noise. Only the defaults differ."""
+    """The same method exactly as the paper's text describes it: softmax outputs, weights with a mean of 1 in every
+    growth, the distillation in the printed direction, the fixed entropy threshold, reconstruction from white noise.
+    Only the defaults differ."""
 
     name: ClassVar[str] = "lga_paper"
     about: ClassVar[str] = "LGA exactly as in the paper's text: softmax, Eq. 6 as printed, threshold 1.2"
 
     form: Literal["softmax", "sigmoid"] = Field(default="softmax", description=FORM)
     sd: Literal["full", "renorm", "literal"] = Field(default="literal", description=SD)
+    groups: Literal["own", "cumulative"] = Field(default="own", description=GROUPS)
     detector: Literal["auto", "fixed", "oracle"] = Field(default="fixed", description=DETECTOR)
     iterations: Count = Field(default=300, description=ITERATIONS)
     start: Literal["smooth", "white"] = Field(default="white", description=START)

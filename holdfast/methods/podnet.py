@@ -1,7 +1,9 @@
 """PODNet (Douillard et al., 2020, Pooled Outputs Distillation for Small-Tasks Incremental Learning)."""
 
+import math
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -9,7 +11,8 @@ from holdfast.losses import pod_flat, pod_spatial
 from holdfast.methods import shared
 from holdfast.methods.base import Losses
 from holdfast.methods.context import ClientContext
-from holdfast.models.incremental import Output
+from holdfast.models.heads import ProxyModel
+from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
 from holdfast.settings import STRICT
 
 
@@ -23,14 +26,26 @@ class PODNet(shared.ProxyMethod):
     round those of its clients that have exemplars of old and of new classes fine-tune the classifier, and the server
     averages only the classifier, weighted by the numbers of exemplars. Another port also tunes the backbone and leaves
     out old proxies; here exactly the proxies are tuned, and batch statistics do not change. For nearest-mean prediction
-    the authors use a `spatial` of 5 and a fixed scale of 9 in place of the learned one; here the scale is learned for
-    both."""
+    the authors use a `spatial` of 5 and a fixed scale of 9 in place of the learned one: `scale=9`. By default it is
+    learned for both."""
 
     name: ClassVar[str] = "podnet"
     about: ClassVar[str] = "PODNet (Douillard et al., 2020): pooled-outputs distillation, proxies, balanced fine-tuning"
 
     spatial: float = Field(default=3.0, ge=0, description="weight of the distillation of maps, lambda_c")
     flat: float = Field(default=1.0, ge=0, description="weight of the distillation of features, lambda_f")
+    scale: float | None = Field(
+        default=None, gt=0, le=1000, description="fixed scale of the similarities; learned if not given"
+    )
+
+    def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
+        model = ProxyModel(spec, rng)
+        if self.scale is not None:
+            model.log_scale.data.fill_(math.log(self.scale))
+        return model
+
+    def fixed(self, model: IncrementalModel) -> frozenset[str]:
+        return super().fixed(model) | ({"log_scale"} if self.scale is not None else set())
 
     def distilled(self, context: ClientContext, output: Output, teacher: Output) -> Losses:
         return {

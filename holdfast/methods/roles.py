@@ -1,8 +1,10 @@
 """What a method needs from the other roles, as plain values: how clients notice new classes, who picks the old model
 that they distil from, and which prototypes they share. The parties are built from these values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from holdfast.protocol.checks import Form
 
 DetectorKind = Literal["auto", "fixed", "oracle"]
 
@@ -56,3 +58,11 @@ class PrototypeSharing:
 
     perturbation: Perturbation | None  # None: gradients of the images themselves
     late: bool = False  # may a client that was not selected when it noticed new classes share them later?
+
+
+@dataclass(frozen=True)
+class ExtrasForm:
+    """What the tensors of a client's extras must look like; optional ones come all or not at all."""
+
+    required: Form = field(default_factory=dict)
+    optional: Form = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""What several methods share: prediction by class means over all clients, and a classifier made of proxies."""
+"""What several methods share: exemplars and an old model to distil from, and a classifier made of proxies."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,35 +11,20 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from holdfast.losses import nca
+from holdfast.methods.answers import InferenceChoice, class_means, class_sums, class_sums_form
 from holdfast.methods.base import CE, Losses, Method
 from holdfast.methods.context import Batch, ClientContext, Stage
-from holdfast.methods.roles import LastModel, TeacherSelection
+from holdfast.methods.prior import LocalPrior
+from holdfast.methods.roles import ExtrasForm, LastModel, TeacherSelection
 from holdfast.models.heads import ProxyModel
 from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.protocol.checks import Like
 from holdfast.protocol.enrolment import Preset
 from holdfast.protocol.messages import Extras, Phase
 from holdfast.seeding import torch_generator
 from holdfast.settings import STRICT
 
-BEYOND = 2.0  # larger than any cosine
 SPREAD = 0.3  # length of the noise that makes several proxies from one mean of length 1
-
-
-def class_sums(context: ClientContext, ids: Tensor) -> Extras:
-    """The sums of the unit features of these images (and of their mirror images) under the client's model, by class."""
-    features = F.normalize(context.features(context.model, ids), dim=1)
-    if context.transform.flip:
-        features = features + F.normalize(context.features(context.model, ids, mirrored=True), dim=1)
-    labels = context.positions_of(ids)
-    sums = torch.zeros(len(context.registry.names), features.shape[1]).index_add_(0, labels, features)
-    return Extras("class sums", {"sums": sums, "counts": torch.bincount(labels, minlength=len(sums))})
-
-
-def class_means(extras: Sequence[Extras]) -> tuple[Tensor, Tensor]:
-    """The normalised class means (C, d) over all clients, and which classes have one (C,)."""
-    sums = torch.stack([e.tensors["sums"].double() for e in extras]).sum(dim=0)
-    known = torch.stack([e.tensors["counts"] for e in extras]).sum(dim=0) > 0
-    return F.normalize(sums, dim=1).float(), known
 
 
 class Replay(Method):
@@ -53,55 +38,10 @@ class Replay(Method):
         return LastModel()
 
 
-@dataclass(frozen=True, config=STRICT)
-class NearestMean(Replay):
-    """Prediction by the head or by the nearest mean of exemplars, for iCaRL, methods built on it and LGA. For
-    nearest-mean prediction the clients of a task's last round send, per class, the sum of their exemplars' unit
-    features under the new global model and their number; the server adds them up. A class that none of these clients
-    holds keeps its previous mean. A class without any mean (new during a task, or never held by these clients) is
-    predicted if the head predicts it."""
-
-    inference: Literal["head", "nme"] = Field(
-        default="head", description="prediction by the head, or by the nearest mean of exemplars (nme)"
-    )
-
-    def network(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
-        return IncrementalModel(spec, rng)
-
-    def build_model(self, spec: ModelSpec, rng: torch.Generator) -> IncrementalModel:
-        model = self.network(spec, rng)
-        if self.inference == "nme":
-            model.kinds = {"mean": ((model.features,), 0.0)}
-        return model
-
-    def fixed(self, model: IncrementalModel) -> frozenset[str]:
-        return model.note_names
-
-    def collects_extras(self, phase: Phase) -> bool:
-        return self.inference == "nme" and phase == "finish"
-
-    def finish_task(self, context: ClientContext) -> Extras | None:
-        return class_sums(context, context.exemplars)
-
-    def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
-        if extras:
-            means, known = class_means(extras)
-            before = model.noted("mean")
-            model.note("mean", torch.where(known[:, None].to(before.device), means.to(before), before))
-
-    def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
-        output = model(images)
-        logits: Tensor = output.logits
-        if self.inference == "head" or not logits.shape[1]:
-            return logits
-        means = model.noted("mean")
-        cosines = F.normalize(output.features, dim=1) @ means.T  # unit vectors: the largest is the nearest
-        said = F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool()
-        return torch.where(means.any(dim=1), cosines, torch.where(said, BEYOND, -BEYOND))
-
-    @property
-    def scores_are_logits(self) -> bool:
-        return self.inference == "head"  # a softmax of cosines gives no probabilities
+def growth_weight(context: ClientContext) -> float:
+    """sqrt(C / C_t): the weight of a distillation grows with the fraction of old classes."""
+    growths = context.registry.growths
+    return float((sum(growths) / growths[-1]) ** 0.5)
 
 
 def mean_of(extras: Sequence[Extras], name: str) -> Tensor:
@@ -144,10 +84,12 @@ def place_proxies(model: IncrementalModel, extras: Sequence[Extras], seed: int, 
         newest.copy_(torch.where(known[start:, None, None].to(newest.device), proxies.to(newest), newest))
 
 
-def tuned_classifier(context: ClientContext, epochs: int, rate: float) -> dict[str, Tensor]:
+def tuned_classifier(
+    context: ClientContext, epochs: int, rate: float, prior: Tensor | float = 0.0
+) -> dict[str, Tensor]:
     """All proxies after some epochs on the client's exemplars, which are balanced; the rest of the model, including its
     batch statistics, stays unchanged. Empty without exemplars of both old and new classes, because then there is
-    nothing to balance; so nothing is tuned in the first task, as published."""
+    nothing to balance; so nothing is tuned in the first task, as published. `prior` is added to the scaled scores."""
     if not epochs or not context.has_old_and_new:
         return {}
     model = context.model.eval()
@@ -159,21 +101,24 @@ def tuned_classifier(context: ClientContext, epochs: int, rate: float) -> dict[s
     for epoch in range(epochs):
         for batch in context.batches(context.exemplars, epoch):
             optimiser.zero_grad()
-            nca(model.scale * model(batch.images).logits, batch.labels).backward()
+            nca(model.scale * model(batch.images).logits + prior, batch.labels).backward()
             optimiser.step()
     return {name: weight.detach().cpu().clone() for name, weight in proxies.items()}
 
 
 def merge_classifiers(model: IncrementalModel, extras: Sequence[Extras]) -> None:
     """Averages all proxies over the clients that tuned them, weighted by the numbers of exemplars."""
-    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors)]
+    tuned = [e for e in extras if any(name.startswith("blocks.") for name in e.tensors) and e.tensors["images"] > 0]
     for name in (name for name in (tuned[0].tensors if tuned else ()) if name.startswith("blocks.")):
         model.get_parameter(name).data.copy_(mean_of(tuned, name))
 
 
 @dataclass(frozen=True, config=STRICT)
-class ProxyMethod(NearestMean):
-    """What PODNet and AFC, which uses PODNet's classifier, have in common."""
+class ProxyMethod(LocalPrior, InferenceChoice, Replay):
+    """What PODNet and AFC, which uses PODNet's classifier, have in common. A local prior is added to the scaled scores,
+    whose exponentials the NCA loss compares; fine-tuning has that of the exemplars, which tell absent classes only."""
+
+    extras_are: ClassVar[str] = "class sums and classifier"
 
     tune_epochs: int = Field(default=20, ge=0, description="epochs of the balanced fine-tuning")
     tune_rate: float = Field(default=0.05, gt=0, description="learning rate of the balanced fine-tuning")
@@ -197,34 +142,43 @@ class ProxyMethod(NearestMean):
         return class_sums(context, context.data) if len(context.registry.growths) > 1 else None
 
     def finish_task(self, context: ClientContext) -> Extras | None:
-        """The tuned classifier, and the class sums for nearest-mean prediction; tuning does not change the features."""
-        found = tuned_classifier(context, self.tune_epochs, self.tune_rate)
-        if self.inference == "nme":
-            found |= class_sums(context, context.exemplars).tensors
+        """The tuned classifier, and the sums for other answers than the head's; tuning does not change the features."""
+        prior = self.local_prior(context, context.exemplars)
+        found = tuned_classifier(context, self.tune_epochs, self.tune_rate, prior)
+        if self.inference != "head" and (sums := super().finish_task(context)):
+            found |= sums.tensors
         return Extras("classifier", {**found, "images": torch.tensor(len(context.exemplars))}) if found else None
+
+    def extras_form(self, model: IncrementalModel, phase: Phase, most: int) -> ExtrasForm | None:
+        if phase == "begin":
+            return ExtrasForm(class_sums_form(model, most))
+        assert isinstance(model, ProxyModel)
+        required = self.sums_form(model, most)
+        tuned = {f"blocks.{i}.weight": Like(tuple(weight.shape)) for i, weight in enumerate(model.proxies)}
+        return ExtrasForm({**required, "images": Like((), torch.int64, 0, most)}, tuned)
 
     def merge(self, model: IncrementalModel, extras: Sequence[Extras], seed: int, round_index: int) -> None:
         if not extras or extras[0].kind == "class sums":
             place_proxies(model, extras, seed, round_index)
             return
         merge_classifiers(model, extras)
-        if self.inference == "nme":
+        if self.inference != "head":
             super().merge(model, extras, seed, round_index)
 
-    def predict(self, model: IncrementalModel, images: Tensor) -> Tensor:
+    def head(self, model: IncrementalModel, output: Output) -> Tensor:
         assert isinstance(model, ProxyModel)
-        return model.scale * super().predict(model, images)
+        return model.scale * output.logits
 
     def loss(self, context: ClientContext, batch: Batch) -> Losses:
         assert isinstance(context.model, ProxyModel)
         output = context.model(batch.images)
-        terms = {"classification": nca(context.model.scale * output.logits, batch.labels)}
+        scores = context.model.scale * output.logits + self.local_prior(context)
+        terms = {"classification": nca(scores, batch.labels)}
         if context.predecessor is not None:
             with torch.no_grad():
                 teacher = context.predecessor(batch.images)
-            growths = context.registry.growths
-            more = (sum(growths) / growths[-1]) ** 0.5  # sqrt(C / Ct)
-            terms |= {name: more * term for name, term in self.distilled(context, output, teacher).items()}
+            weight = growth_weight(context)
+            terms |= {name: weight * term for name, term in self.distilled(context, output, teacher).items()}
         return terms
 
     def distilled(self, context: ClientContext, output: Output, teacher: Output) -> Losses:

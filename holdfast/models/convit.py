@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
-from holdfast.models.layers import Particular, materialise
+from holdfast.models.backbone import Backbone
+from holdfast.models.incremental import IncrementalModel, ModelSpec, Output, require_maps
+from holdfast.models.layers import Particular, materialise, without_values
 
 PATCHES = ((64, 4), (128, 8))  # below so many pixels, patches of so many per side; LARGE_PATCH for larger images
 LARGE_PATCH = 16
@@ -67,7 +68,7 @@ class ClassAttention(nn.Module):
         queries = self.queries(tokens).unflatten(1, (self.heads, -1)).transpose(0, 1)  # (h, T, d)
         own_keys, own_values = self.keys_values(tokens).unflatten(1, (2, self.heads, -1)).permute(1, 2, 0, 3)
         keys, values = self.keys_values(patches).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        own = (queries * own_keys).sum(dim=2, keepdim=True).expand(len(patches), -1, -1, -1)  # (B, h, T, 1)
+        own = (queries * own_keys).sum(dim=2, keepdim=True).expand(patches.shape[0], -1, -1, -1)  # (B, h, T, 1)
         scores = torch.cat([own, queries @ keys.transpose(2, 3)], dim=3) / math.sqrt(queries.shape[-1])
         weights = scores.softmax(dim=3)
         mixed = weights[..., :1] * own_values + weights[..., 1:] @ values  # (B, h, T, d)
@@ -114,15 +115,22 @@ class Encoder(nn.Module):
     """Images to patches (B, N, D): image patches with learned position embeddings, through blocks of gated attention;
     or the last maps of a convolutional backbone, unchanged."""
 
-    def __init__(self, spec: ModelSpec, width: int, heads: int, blocks: int, convolutional: bool) -> None:
+    def __init__(self, spec: ModelSpec, width: int, heads: int, blocks: int, trunk: Backbone | None) -> None:
         super().__init__()
-        self.trunk = spec.build_backbone() if convolutional else None
-        side = 1 if convolutional else patch_of(spec.image_size)
-        self.patches = nn.Conv2d(self.trunk.features if self.trunk else 3, width, side, side)
+        self.trunk = trunk
+        side = 1 if trunk else patch_of(spec.image_size)
+        self.patches = nn.Conv2d(trunk.channels[-1] if trunk else 3, width, side, side)
         count = math.ceil(spec.image_size / side)
         self.rest = count * side - spec.image_size  # pixels that the last patches lack
-        self.positions = None if convolutional else nn.Embedding(count**2, width)
-        self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(0 if convolutional else blocks))
+        self.positions = None if trunk else nn.Embedding(count**2, width)
+        self.blocks = nn.ModuleList(EncoderBlock(width, heads) for _ in range(0 if trunk else blocks))
+
+    def parts(self) -> list[list[nn.Module]]:
+        """Those of the convolutional backbone; else the patches and their positions, and every block."""
+        if self.trunk:
+            return self.trunk.parts()
+        assert self.positions is not None
+        return [[self.patches, self.positions], *([block] for block in self.blocks)]
 
     def forward(self, images: Tensor) -> Tensor:
         maps = F.relu(self.trunk(images)[1][-1]) if self.trunk else F.pad(images, (0, self.rest, 0, self.rest))
@@ -145,29 +153,36 @@ class TokenModel(IncrementalModel):
         self, spec: ModelSpec, rng: torch.Generator, width: int, heads: int, blocks: int, convolutional: bool
     ) -> None:
         nn.Module.__init__(self)
+        trunk = spec.build_backbone(rng) if convolutional else None
+        if trunk is not None:
+            require_maps(trunk, spec)
         with torch.device("meta"):
-            self.backbone = Encoder(spec, width, heads, blocks, convolutional)
+            self.backbone = Encoder(spec, width, heads, blocks, trunk)
             self.decoder = DecoderBlock(width, heads)
         for part in (self.backbone, self.decoder):
             _materialise(part, rng)
         self.features = width
         self.tokens = nn.ParameterList()
-        self._start()
+        self._start(spec, self.backbone.parts())
         self.divergence: nn.Module | None = None
+
+    @property
+    def trunk(self) -> Backbone | None:
+        assert isinstance(self.backbone, Encoder)
+        return self.backbone.trunk
 
     @property
     def growths(self) -> list[int]:
         return [block[1].out_features for block in self.blocks]  # type: ignore[index]
 
     def grow(self, classes: int, rng: torch.Generator) -> None:
-        device = next(self.backbone.parameters()).device
         super().grow(classes, rng)
         token = torch.empty(1, 1, self.features).normal_(0, 0.02, generator=rng)
-        self.tokens.append(nn.Parameter(token.to(device)))
+        self.tokens.append(nn.Parameter(token.to(self.device)))
         with torch.device("meta"):
             divergence = nn.Sequential(nn.LayerNorm(self.features), nn.Linear(self.features, classes + 1))
         materialise(divergence, rng)
-        self.divergence = divergence.to(device)
+        self.divergence = divergence.to(self.device)
 
     def new_block(self, classes: int, rng: torch.Generator) -> nn.Module:
         with torch.device("meta"):
@@ -193,13 +208,14 @@ class TokenModel(IncrementalModel):
 def _materialise(module: nn.Module, rng: torch.Generator) -> None:
     """As for other networks, but the transformer's linear layers start as published: normal with a standard deviation
     of 0.02, biases 0. Heads, also as published, start like those of other networks."""
+    parts = without_values(module)
     materialise(module, rng)
-    for part in module.modules():
+    for part in parts:
         if isinstance(part, nn.Linear):
             part.weight.normal_(0, 0.02, generator=rng)
             if part.bias is not None:
                 part.bias.zero_()
-    for part in module.modules():
+    for part in parts:
         if isinstance(part, Particular):
             part.begin()
 

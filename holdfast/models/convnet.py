@@ -5,10 +5,11 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.models.backbone import Backbone
 from holdfast.models.layers import conv, norm_layer
 
 
-class ConvNet(nn.Module):
+class ConvNet(Backbone):
     """3x3 convolution, norm, ReLU and 2x2 max-pool, four times (32-64-128-128 with width 64), then the mean over
     pixels."""
 
@@ -19,6 +20,10 @@ class ConvNet(nn.Module):
         widths = [3, *self.channels]
         self.convs = nn.ModuleList(conv(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, width) for width in widths[1:])
+
+    def parts(self) -> list[list[nn.Module]]:
+        """Four: each convolution with its norm."""
+        return [list(pair) for pair in zip(self.convs, self.norms, strict=True)]
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Images (B, 3, S, S) to features (B, d) and the four stages' maps before their ReLU."""

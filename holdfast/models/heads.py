@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.models.incremental import IncrementalModel, ModelSpec, Output
+from holdfast.models.incremental import IncrementalModel, ModelSpec, Output, require_maps
 
 PROXIES = 10  # per class
 
@@ -33,6 +33,8 @@ class ProxyModel(IncrementalModel):
 
     def __init__(self, spec: ModelSpec, rng: torch.Generator) -> None:
         super().__init__(spec, rng)
+        require_maps(self, spec)
+        self.features = self.channels[-1]
         self.log_scale = nn.Parameter(torch.zeros(()))
 
     @property

@@ -1,6 +1,7 @@
 """What the networks share: normalisation layers, and initialisation from an explicit generator."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -18,10 +19,10 @@ def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, rng: torch.Generator) -> None:
+def initialise(parts: Iterable[nn.Module], rng: torch.Generator) -> None:
     """Fills every parameter and buffer: He's normal for convolutions, uniform for linear layers, identity for norms, a
     narrow normal for embeddings."""
-    for part in module.modules():
+    for part in parts:
         if isinstance(part, nn.Conv2d):
             fan_out = part.out_channels * part.kernel_size[0] * part.kernel_size[1]
             part.weight.normal_(0.0, math.sqrt(2 / fan_out), generator=rng)
@@ -41,11 +42,23 @@ def initialise(module: nn.Module, rng: torch.Generator) -> None:
                 part.reset_running_stats()
 
 
+def without_values(module: nn.Module) -> list[nn.Module]:
+    """The parts of a module that were built on the meta device, and those that have no tensors of their own."""
+    return [
+        part
+        for part in module.modules()
+        if all(t.is_meta for t in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
+    ]
+
+
 def materialise(module: nn.Module, rng: torch.Generator) -> None:
-    """Allocates and initialises a module that was built on the meta device (which draws no random numbers)."""
-    module.to_empty(device="cpu")
-    initialise(module, rng)
-    for part in module.modules():
+    """Allocates and initialises what was built on the meta device (which draws no random numbers). Parts that have
+    values already keep them."""
+    parts = without_values(module)
+    for part in parts:
+        part.to_empty(device="cpu", recurse=False)
+    initialise(parts, rng)
+    for part in parts:
         if isinstance(part, Particular):
             part.begin()
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdfast.models.backbone import Backbone
 from holdfast.models.layers import conv, norm_layer
 
 SMALL = 84  # pixels; up to here, MiniImageNet's size, the first layers keep the full resolution
@@ -27,7 +28,7 @@ class Block(nn.Module):
         return total
 
 
-class ResNet18(nn.Module):
+class ResNet18(Backbone):
     """Four stages of two blocks, `width` to 8 * `width` channels, and a mean-pooled feature of the last; the published
     width is 64."""
 
@@ -43,6 +44,10 @@ class ResNet18(nn.Module):
             nn.ModuleList([Block(a, b, 1 if i == 0 else 2, norm), Block(b, b, 1, norm)])
             for i, (a, b) in enumerate(pairwise(widths))
         )
+
+    def parts(self) -> list[list[nn.Module]]:
+        """Five: the first convolution with its norm, and the four stages."""
+        return [[self.stem, self.stem_norm], *([stage] for stage in self.stages)]
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Images (B, 3, S, S) to features (B, d) and the four stages' maps before their last ReLU."""

@@ -14,7 +14,11 @@ from holdfast.files import parse_json, write_atomic
 
 
 def write_model(file: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes the weights together with all facts needed to use them, such as the class names."""
+    """Writes the weights together with all facts needed to use them, such as the class names; refuses weights that are
+    not finite."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise HoldfastError(f"{file} is not written: {name!r} has values that are not finite")
     plain = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     write_atomic(file, save(plain, metadata={"holdfast": json.dumps(facts)}))
 

@@ -43,11 +43,11 @@ def draw(item: Item, runs: Runs, file: Path) -> None:
         plots.panels_of_curves(panels, "after task", file)
     elif item.name in ("fig6", "fig7"):
         bars: dict[str, dict[str, dict[str, float]]] = {}
-        for tasks in sorted({one.tasks for one in runs}):
-            there = {one.method: found for one, found in runs.items() if one.tasks == tasks}
+        for title in dict.fromkeys(one.tasks_title for one in item.experiments if one in runs):
+            there = {one.method: found for one, found in runs.items() if one.tasks_title == title}
             seeds = common_seeds(list(there.values()))
             if seeds:  # the differences are small, so all bars have the same seeds
-                panel = bars[f"T = {tasks}{of_seeds(seeds)}"] = {}
+                panel = bars[f"{title}{of_seeds(seeds)}"] = {}
                 for method, found in there.items():
                     of = {m: found.only(seeds).curves(m) for m in SHOWN}
                     if all(curve for curves in of.values() for curve in curves):
@@ -120,12 +120,12 @@ def page_of(
 
 def _seeds(runs: Runs) -> str:
     """The seeds, by number of tasks where these differ; a table has their number in each line."""
-    groups: dict[int, set[int]] = {}
-    for one, found in runs.items():
-        groups.setdefault(one.tasks, set()).update(result.seed for result in found.results)
-    words = {tasks: ", ".join(map(str, sorted(seeds))) for tasks, seeds in sorted(groups.items())}
+    groups: dict[str, set[int]] = {}
+    for one in sorted(runs, key=lambda one: (one.tasks, one.schedule or "")):
+        groups.setdefault(one.tasks_title, set()).update(result.seed for result in runs[one].results)
+    words = {title: ", ".join(map(str, sorted(seeds))) for title, seeds in groups.items()}
     if len(set(words.values())) > 1:
-        return "seeds " + "; ".join(f"{text} (T = {tasks})" for tasks, text in words.items())
+        return "seeds " + "; ".join(f"{text} ({title})" for title, text in words.items())
     return f"seeds {next(iter(words.values()), 'none')}"
 
 
@@ -135,7 +135,7 @@ def _options(item: Item, runs: Runs, setups: Setups) -> str:
     parts: dict[str, tuple[str, dict[str, None]]] = {}
     for one in item.experiments:
         if one in runs:
-            where, setup = f"{TITLES[one.dataset]}, T = {one.tasks}", setups[one]
+            where, setup = f"{TITLES[one.dataset]}, {one.tasks_title}", setups[one]
             _, methods = parts.setdefault(where, (_federation(one, setup), {}))
             methods[f"{one.method}: {', '.join(setup.own)}"] = None
     alike: dict[str, list[str]] = {}
@@ -180,6 +180,7 @@ def _within(one: Experiment, others: Sequence[Experiment]) -> str:
         "share": f"{one.share} % of classes",
         "memory": f"memory {one.memory}",
         "order": f"order {one.order}",
+        "schedule": f"{one.schedule or 'cosine'} schedule",
     }
     return ", ".join(text for key, text in facts.items() if len({getattr(other, key) for other in others}) > 1)
 

@@ -210,16 +210,17 @@ def traffic_markdown(scale: Scale, lines: Sequence[tuple[str, float, float | Non
 
 def curve_rows(item: Item, scale: Scale, runs: Runs, setups: Setups) -> list[list[object]]:
     """The numbers of the curves: one line per experiment, seed and measure."""
-    head = ["data set", "run on", "tasks", "method", "classes per client in %", "memory", "order", "seed", "measure"]
+    head = ["data set", "run on", "tasks", "method", "classes per client in %", "memory", "order", "schedule"]
     most = max((len(r.task_sizes) for found in runs.values() for r in found.results), default=0)
-    rows: list[list[object]] = [[*head, *(f"after task {t + 1} in %" for t in range(most))]]
+    rows: list[list[object]] = [[*head, "seed", "measure", *(f"after task {t + 1} in %" for t in range(most))]]
     for one in item.experiments:
         found = runs.get(one)
         if found is None:
             continue
         where = one.dataset if scale == "paper" else stand_in(one).about
         share, memory = round(100 * setups[one].class_share), setups[one].memory
-        facts = [one.dataset, where, one.tasks, one.method, share, memory, ORDER_NAMES[one.order]]
+        order, schedule = ORDER_NAMES[one.order], setups[one].schedule
+        facts = [one.dataset, where, one.tasks, one.method, share, memory, order, schedule]
         for measure in WORDS:
             for result, curve in zip(found.results, found.curves(measure), strict=True):
                 if curve:

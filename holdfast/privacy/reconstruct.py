@@ -19,6 +19,8 @@ HALVINGS = 12
 GREY, CONTRAST = 0.5, 0.3  # of the pixels of a smooth start
 HISTORY = 20  # steps that L-BFGS remembers
 TOGETHER = 24  # images per pass; many more would not fit into a core's cache
+VECTORS = 2 * HISTORY + 8  # per image: what L-BFGS remembers, points, gradients, directions and trials
+GROUP = 2**30  # bytes of these for the images that are reconstructed at a time
 # Points (M, D) and the index of each one's function (M,) -> values (M,), gradients (M, D)
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -62,6 +64,16 @@ def reconstruct(
 
     trail, values = minimise(objective, noise.flatten(1), iterations, rate, snapshots)
     return torch.stack([pixels(points).clamp(0, 1) for points in trail], dim=1), values
+
+
+def group_size(image_size: int) -> int:
+    """How many images are reconstructed at a time: all of a round at 32 pixels, 37 at 224."""
+    return max(1, GROUP // (12 * image_size**2 * VECTORS))
+
+
+def group_bytes(image_size: int, images: int) -> int:
+    """What the reconstruction of so many images needs at a time."""
+    return 12 * image_size**2 * (VECTORS * min(images, group_size(image_size)) + 2 * images)
 
 
 def _cosines(size: int, like: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from holdfast.models.incremental import ModelSpec
@@ -10,6 +10,9 @@ from holdfast.models.transform import Transform
 from holdfast.protocol.codec import Facts, pack, unpack
 
 MAX_IMAGE_SIZE = 1024
+AUTO = 0  # a batch size that each client chooses from the number of its images
+STEPS = 8  # per epoch, that a client should have at least
+BATCHES = (128, 64, 32, 16, 8)  # from which it chooses
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,15 @@ class Training:
     """How long and how fast a client trains."""
 
     epochs: int
-    batch: int
+    batch: int  # or AUTO
     optimiser: Preset
+    precision: str = "fp32"  # or bf16, fp16: mixed precision on a GPU
+
+    def for_images(self, count: int) -> "Training":
+        """The same for a client with so many images: AUTO becomes the largest batch that gives it 8 steps per epoch, or
+        the smallest batch if it has too few images for that."""
+        fitting = (batch for batch in BATCHES if math.ceil(count / batch) >= STEPS)
+        return self if self.batch != AUTO else replace(self, batch=next(fitting, BATCHES[-1]))
 
     def rate(self, progress: float) -> float:
         """The learning rate when this fraction of the task is over."""
@@ -53,9 +63,10 @@ class Enrolment:
     training: Training
     memory: int  # exemplars that the client may keep
     seed: int
+    max_samples: int = 1_000_000  # images that it may say it has trained on
 
     def to_bytes(self) -> bytes:
-        facts = {name: getattr(self, name) for name in ("client", "memory", "seed")}
+        facts = {name: getattr(self, name) for name in ("client", "memory", "seed", "max_samples")}
         parts = {name: asdict(getattr(self, name)) for name in ("spec", "transform", "training")}
         return pack(self.kind, {}, {**facts, **parts, "method": dict(self.method)})
 
@@ -72,11 +83,12 @@ class Enrolment:
                 spec.text("norm"),
                 spec.integer("image_size", 1, MAX_IMAGE_SIZE),
                 spec.integer("width", 8, 1024),
+                spec.integer("freeze", 0, 1000),
             ),
             _transform(Facts("enrolment", facts.table("transform"))),
             Training(
                 training.integer("epochs", 1, 1_000_000),
-                training.integer("batch", 1, 1_000_000),
+                training.integer("batch", AUTO, 1_000_000),
                 Preset(
                     optimiser.number("lr"),
                     optimiser.number("momentum"),
@@ -85,9 +97,11 @@ class Enrolment:
                     optimiser.numbers("milestones"),
                     optimiser.number("gamma"),
                 ),
+                training.text("precision"),
             ),
             facts.integer("memory"),
             facts.integer("seed", most=2**63 - 1),
+            facts.integer("max_samples", 1),
         )
 
 

@@ -131,16 +131,13 @@ class Job:
     def from_bytes(blob: bytes) -> "Job":
         weights, values = unpack("job", blob)
         facts = Facts("job", values)
-        phase = facts.text("phase")
-        if phase not in get_args(Phase):
-            raise facts.wrong("phase")
         return Job(
             facts.integer("round_index"),
             facts.number("progress"),
             facts.number("step"),
             Registry.from_facts(facts),
             weights,
-            phase,  # type: ignore[arg-type]
+            _phase(facts),
         )
 
 
@@ -199,6 +196,8 @@ class Reply:
     samples: int = 0
     losses: Mapping[str, float] = field(default_factory=dict)  # mean of each term over the round's batches
     extras: Extras | None = None
+    round_index: int = 0  # of the job that it answers
+    phase: Phase = "train"
 
     @property
     def size(self) -> int:
@@ -211,7 +210,8 @@ class Reply:
     def to_bytes(self) -> bytes:
         extras = self.extras or Extras("", {})
         tensors = {**prefixed("weights.", self.weights), **prefixed("extras.", extras.tensors)}
-        return pack(self.kind, tensors, {"samples": self.samples, "losses": dict(self.losses), "extras": extras.kind})
+        facts = {name: getattr(self, name) for name in ("samples", "round_index", "phase")}
+        return pack(self.kind, tensors, {**facts, "losses": dict(self.losses), "extras": extras.kind})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Reply":
@@ -224,7 +224,37 @@ class Reply:
             facts.integer("samples"),
             {name: losses.number(name) for name in losses.values},
             extras if extras.kind else None,
+            facts.integer("round_index"),
+            _phase(facts),
         )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """From a client back to the global server in place of a reply: its work ended in an error."""
+
+    kind: ClassVar[str] = "failure"
+    size: ClassVar[int] = 0
+
+    what: str  # diverged, crash, timeout
+    reason: str
+    round_index: int = 0
+    phase: Phase = "train"
+
+    def to_bytes(self) -> bytes:
+        return pack(self.kind, {}, {name: getattr(self, name) for name in ("what", "reason", "round_index", "phase")})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Failure":
+        facts = Facts("failure", unpack("failure", blob)[1])
+        return Failure(facts.text("what"), facts.text("reason"), facts.integer("round_index"), _phase(facts))
+
+
+def _phase(facts: Facts) -> Phase:
+    phase = facts.text("phase")
+    if phase not in get_args(Phase):
+        raise facts.wrong("phase")
+    return phase  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -324,7 +354,7 @@ class GlobalModel:
 @dataclass(frozen=True)
 class InferenceRequest:
     """What a simulation asks of a model about many images, chunk by chunk, by whichever process is free: the
-    `entropies` (Eq. 8) or `features` of training images, or a method's `scores` of test images."""
+    `entropies` (Eq. 8) or `features` of training images, or a method's `scores` or `answers` for test images."""
 
     kind: ClassVar[str] = "inference request"
 
@@ -364,6 +394,7 @@ Message = Union[  # noqa: UP007
     RoundClosed,
     Announcement,
     Reply,
+    Failure,
     Teachers,
     PrototypeShare,
     GlobalModel,

@@ -16,8 +16,9 @@ from holdfast.models.encoder import GradientEncoder
 from holdfast.models.incremental import IncrementalModel, ModelSpec, load_grown
 from holdfast.models.passes import CHUNK, evaluating
 from holdfast.models.transform import Transform
-from holdfast.privacy.encode import Gradients, labels_of
-from holdfast.privacy.reconstruct import reconstruct
+from holdfast.privacy.encode import labels_of
+from holdfast.privacy.reconstruct import group_size, reconstruct
+from holdfast.protocol.checks import Refusal
 from holdfast.protocol.codec import Snapshot, Weights
 from holdfast.protocol.messages import GlobalModel, PrototypeShare
 from holdfast.proxy.selectors import (
@@ -28,6 +29,7 @@ from holdfast.proxy.selectors import (
     TeacherSelector,
     numbered,
 )
+from holdfast.proxy.validation import ShareCheck, admit
 from holdfast.seeding import generator, shuffled, torch_generator
 
 
@@ -57,6 +59,11 @@ def build_selector(method: Method, setup: SelectorSetup) -> TeacherSelector:
             return PrototypeServer(setup, selection, buffer)
 
 
+def _content(share: PrototypeShare) -> tuple[bytes, int, bytes]:
+    """By what shares are put in order. Their gradients are not copied: a round can have gigabytes of them."""
+    return share.fingerprint, share.count, share.variance.cpu().numpy().tobytes()
+
+
 @dataclass(frozen=True)
 class Prototype:
     """A reconstructed prototype, and all that the proxy knows of it."""
@@ -83,6 +90,7 @@ class PrototypeServer(LastModelSelector):
         rng = torch_generator(setup.seed, "proxy", "encoder")
         self.encoder = GradientEncoder(setup.spec.image_size, capacity, rng).to(setup.device)
         self.model = model  # a buffer
+        self.check = ShareCheck(self.encoder, model.features)
         self.pools: dict[int, list[Prototype]] = {}  # growth -> its prototypes, in the pool's order
         self.variances: dict[int, tuple[int, Tensor]] = {}  # label -> images, mean variance of their features (d,)
         self.scores: dict[int, float] = {}  # growth -> score of the kept model
@@ -141,38 +149,39 @@ class PrototypeServer(LastModelSelector):
         facts = parts["scores"][1]
         self.scores, self.rounds, self.first = (dict(facts[name]) for name in ("scores", "rounds", "first"))
 
+    def admit(
+        self, growths: tuple[int, ...], shares: Sequence[tuple[int, PrototypeShare]]
+    ) -> tuple[list[PrototypeShare], list[Refusal]]:
+        return admit(self.check, shares, sum(growths))
+
     def _receive(self, round_index: int, growths: tuple[int, ...], shares: Sequence[PrototypeShare]) -> int:
-        """Takes a round's shares into the pool; returns how many were refused: of another shape, or without a label."""
-        # First by their content, because shares come in any order and say nobody's name.
-        ordered = sorted(shares, key=PrototypeShare.to_bytes)
-        usable = []
-        for share in shuffled(generator(self.setup.seed, "proxy", "shuffle", round_index), ordered):
-            if not self._fits(share):
-                continue
-            gradient = {name: part[None].to(self.setup.device) for name, part in share.gradient.items()}
-            try:
-                usable.append((share, gradient, int(labels_of(gradient))))
-            except ValueError:
-                continue
+        """Takes a round's shares into the pool; returns how many cannot be used."""
+        usable = [share for share in shares if self.check(share, sum(growths)) is None]
         if usable:
-            self._reconstruct(round_index, growths, usable)
+            # First by their content, because shares come in any order and say nobody's name.
+            ordered = sorted(usable, key=_content)
+            mixed = shuffled(generator(self.setup.seed, "proxy", "shuffle", round_index), ordered)
+            self._reconstruct(round_index, growths, mixed)
         return len(shares) - len(usable)
 
-    def _fits(self, share: PrototypeShare) -> bool:
-        """Is this a gradient of the encoding network, with a variance per feature?"""
-        wanted = {name: parameter.shape for name, parameter in self.encoder.named_parameters()}
-        found = {name: tensor.shape for name, tensor in share.gradient.items()}
-        return found == wanted and share.variance.shape == (self.model.features,)
-
-    def _reconstruct(
-        self, round_index: int, growths: tuple[int, ...], usable: list[tuple[PrototypeShare, Gradients, int]]
-    ) -> None:
-        """All of a round's prototypes as one batch (Eqs. 9-10)."""
-        settings, size = self.settings, self.setup.spec.image_size
-        gradients = {name: torch.cat([g[name] for _, g, _ in usable]) for name in usable[0][1]}
-        labels = torch.tensor([label for _, _, label in usable], device=self.setup.device)
+    def _reconstruct(self, round_index: int, growths: tuple[int, ...], shares: Sequence[PrototypeShare]) -> None:
+        """All of a round's prototypes (Eqs. 9-10), as many at a time as there is memory for."""
+        size = self.setup.spec.image_size
         rng = torch_generator(self.setup.seed, "proxy", "start", round_index)
-        noise = torch.randn((len(usable), 3, size, size), generator=rng).to(self.setup.device)
+        noise = torch.randn((len(shares), 3, size, size), generator=rng)
+        growth_of = [growth for growth, classes in enumerate(growths) for _ in range(classes)]
+        for start in range(0, len(shares), group_size(size)):
+            group = slice(start, start + group_size(size))
+            labels, images = self._reconstruct_group(shares[group], noise[group].to(self.setup.device))
+            for share, label, image in zip(shares[group], labels, images, strict=True):
+                self.pools.setdefault(growth_of[label], []).append(Prototype(image, label, share.fingerprint))
+                self._pool_variance(label, share)
+
+    def _reconstruct_group(self, shares: Sequence[PrototypeShare], noise: Tensor) -> tuple[list[int], Tensor]:
+        """The labels of these prototypes, and their images (N, K, 3, S, S)."""
+        settings, device, names = self.settings, self.setup.device, shares[0].gradient
+        gradients = {name: torch.cat([share.gradient[name][None] for share in shares]).to(device) for name in names}
+        labels = labels_of(gradients)
         images, _ = reconstruct(
             self.encoder,
             gradients,
@@ -183,12 +192,7 @@ class PrototypeServer(LastModelSelector):
             rate=settings.rate,
             snapshots=settings.snapshots,
         )
-        growth_of = [growth for growth, classes in enumerate(growths) for _ in range(classes)]
-        for (share, _, label), image in zip(usable, images, strict=True):
-            if label >= len(growth_of):
-                continue  # a class that the global model does not have
-            self.pools.setdefault(growth_of[label], []).append(Prototype(image, label, share.fingerprint))
-            self._pool_variance(label, share)
+        return labels.tolist(), images
 
     def _pool_variance(self, label: int, share: PrototypeShare) -> None:
         """The class's variance over all clients that sent one, by their numbers of images; one image has none (N10)."""

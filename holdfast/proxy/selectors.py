@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from holdfast.models.encoder import GradientEncoder
+from holdfast.protocol.checks import Refusal
 from holdfast.protocol.codec import Snapshot, Weights, tensor_bytes
 from holdfast.protocol.messages import GlobalModel, PrototypeShare, Teachers
 from holdfast.seeding import generator
@@ -24,6 +25,13 @@ class TeacherSelector(Protocol):
 
     def teachers(self, growth: int) -> Teachers:
         """What selected clients are sent while this is the last growth."""
+        ...
+
+    def admit(
+        self, growths: tuple[int, ...], shares: Sequence[tuple[int, PrototypeShare]]
+    ) -> tuple[list[PrototypeShare], list[Refusal]]:
+        """Checks what came in a round, by whom; returns the usable shares without their senders, and what was refused.
+        Whoever sends a share is known on arrival only, and never to the pool."""
         ...
 
     def judge(self, model: GlobalModel, shares: Sequence[PrototypeShare]) -> dict[str, Any]:
@@ -71,6 +79,11 @@ class LastModelSelector:
         first_round = growth not in self.chosen  # no model of this growth has been judged yet
         sent = self.sent if first_round else min(self.sent, 1)
         return Teachers({g: self.chosen[g] for g in range(max(0, growth - sent), growth) if g in self.chosen})
+
+    def admit(
+        self, growths: tuple[int, ...], shares: Sequence[tuple[int, PrototypeShare]]
+    ) -> tuple[list[PrototypeShare], list[Refusal]]:
+        return [], [Refusal(client, "not asked", "a share, but there is no proxy for it") for client, _ in shares]
 
     def judge(self, model: GlobalModel, shares: Sequence[PrototypeShare]) -> dict[str, Any]:
         if model.growths:

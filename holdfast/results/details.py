@@ -2,7 +2,9 @@
 
 import io
 import json
+import shlex
 from dataclasses import dataclass
+from enum import Enum
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -12,15 +14,19 @@ import numpy as np
 from PIL import Image
 
 from holdfast.files import read_limited
-from holdfast.results import html, svg
+from holdfast.results import html, rounds, svg
 from holdfast.results.record import Result, read_clients, read_config, read_run
 from holdfast.results.stored import Clients, Tree, stored
-from holdfast.results.tables import GROUPS, percent
+from holdfast.results.tables import GROUPS, detected, percent
 from holdfast.server import metrics
 
 CONFUSED = 15  # pairs of classes in the table of confusions
 NAMED = 30  # up to this many classes are named beside the confusion matrix
+REFUSED = 200  # rows of what was refused
 MANY = 200  # with more classes than this, all pairs would make the page too large
+UNFINISHED = "unfinished.txt"  # in the folder of the finished part of a run: where the run is, and how to go on
+# Settings that a federated folder decides instead.
+OF_FOLDERS = {"clients", "join", "join_per_task", "class_share", "move_on", "select_from", "partition"}
 LARGEST = 2**25  # bytes of a picture
 PICTURES = {
     "prototypes.png": ("Prototypes", "as taken, as perturbed by the client, as the proxy reconstructs them"),
@@ -48,22 +54,36 @@ def read_view(run: Path, metrics: str | None = None) -> View:
     return View(run, result, lines, settings, read_clients(run, result), batchwise)
 
 
-def details(view: View, name: str, is_open: bool) -> str:
-    """Everything about one run, under its name in the table of all runs; its path distinguishes it from others."""
-    parts = [
-        _matrix(view),
-        _scores(view),
-        _forgetting(view),
-        _fairness(view),
-        _detector(view),
-        _bytes(view),
-        _seconds(view),
-    ]
-    parts += [_confusion(view), _pictures(view), _config(view)]
-    inner = "".join(part for part in parts if part)
+class Detail(Enum):
+    """How much a page shows of each run, so that pages of many runs stay small."""
+
+    FULL = "full"
+    CURVES = "curves"
+    ROUNDS = "rounds"  # as before, without the small charts of each task
+    TABLES = "tables"
+
+
+def details(view: View, name: str, place: str, is_open: bool, detail: Detail = Detail.FULL) -> str:
+    """One run, under its name in the table of all runs; its path distinguishes it from others. `place` is its id in
+    the page."""
+    parts = [] if detail is Detail.TABLES else [rounds.of_run(view.lines)]
+    parts += [rounds.learned_and_forgotten(view.lines)] if detail in (Detail.FULL, Detail.CURVES) else []
+    parts += [_matrix(view), *([] if detail is Detail.TABLES else [_forgetting(view)])]
+    if detail is Detail.FULL:
+        parts += [_scores(view), _fairness(view), _detector(view), _refused(view), _bytes(view), _seconds(view)]
+        parts += [_confusion(view), _pictures(view), _config(view)]
+    else:
+        only = f"holdfast report {shlex.quote(str(view.run))}"
+        parts.append(f"<p class=note>More about this run: <code>{escape(only)}</code></p>")
     state = " open" if is_open else ""
-    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(str(view.run))}</span>"
-    return f"<details class=run{state}><summary>{title}</summary>{inner}</details>"
+    title = f"<h2>{escape(name)}, seed {view.result.seed}</h2> <span class=note>{escape(_place(view.run))}</span>"
+    inner = f'<div class="grid2">{"".join(parts)}</div>'
+    return f'<details class=run id="{place}"{state}><summary>{title}</summary>{inner}</details>'
+
+
+def _place(run: Path) -> str:
+    note = run / UNFINISHED
+    return note.read_text(encoding="utf-8") if note.exists() else str(run)
 
 
 def _matrix(view: View) -> str:
@@ -105,10 +125,10 @@ def _forgetting(view: View) -> str:
     lost = {f"task {k + 1}": 100 * one for k, one in enumerate(metrics.forgotten(view.result.accuracy_matrix))}
     if not lost:
         return ""
-    shades = [0 if value >= 0 else 7 for value in lost.values()]
+    shades = [svg.LOSS if value > 0 else svg.GAIN for value in lost.values()]
     chart = svg.bars(lost, "points of accuracy that each task has lost", " points", shades)
     link = html.link([["task", "points"], *lost.items()], "forgetting.csv")
-    note = f"Best accuracy of a task before the end, minus its accuracy at the end; grey: it has improved. {link}"
+    note = f"Best accuracy of a task before the end, minus its accuracy at the end; green: it has improved. {link}"
     return html.section("Forgetting", html.figure(chart, note))
 
 
@@ -139,6 +159,7 @@ def _fairness(view: View) -> str:
             "accuracy of each client on the classes it has held",
             " %",
             [order.index(group) if group in order else 3 for _, group, _, _ in shown],
+            most=100,
         )
         rows = [[label, group, str(held), percent(value)] for label, group, held, value in scores]
         some = "" if len(shown) == len(scores) else " The twenty worst and the twenty best."
@@ -149,9 +170,8 @@ def _fairness(view: View) -> str:
 
 def _detector(view: View) -> str:
     """When clients noticed new classes, and when they were wrong; empty for the oracle."""
-    found = view.result.detection
-    told = view.config and view.config["method"].get("detector", "oracle") == "oracle"
-    if told or not found or not found["transitions"]:
+    found = detected(view.result)
+    if found is None:
         return ""
     kinds = {"noticed at once": "hits", "missed": "misses", "noticed late": "late", "false alarm": "false_alarms"}
     happened = [
@@ -183,6 +203,28 @@ def _detector(view: View) -> str:
     more = "" if len(clients) == len(shown) else f" The first {len(shown)} of {len(clients)} clients."
     link = html.link([["event", "client", "round"], *rows], "detector.csv")
     return html.section("Detector", html.figure(chart, f"{words}{more} {link}"))
+
+
+def _refused(view: View) -> str:
+    """What the server and the proxy did not use, of whom and why, and whose answers were missing; empty if nothing."""
+    rows = []
+    for line in view.lines:
+        where = str(line["round"])
+        told = line.get("refused", [])  # older records have none
+        rows += [[where, _client(view, one["client"]), one["kind"], one["reason"]] for one in told]
+        heard = {one["client"] for one in told}
+        missing = [client for client in line.get("missing", []) if client not in heard]
+        rows += [[where, _client(view, client), "missing", "no answer came in time"] for client in missing]
+    if not rows:
+        return ""
+    note = "Only this was left out; everything else of the round counts."
+    if len(rows) > REFUSED:
+        note += f" The first {REFUSED} of {len(rows)}; all are in record.jsonl."
+    return html.section("Refused", html.table(note, ["round", "client", "what", "why"], rows[:REFUSED], "refused.csv"))
+
+
+def _client(view: View, number: int) -> str:
+    return view.clients.name(number) if view.clients else f"client {number}"
 
 
 def _bytes(view: View) -> str:
@@ -223,7 +265,7 @@ def _confusion(view: View) -> str:
     if not counts[:, -1].any():  # every image has a prediction
         counts, answers = counts[:, :-1], answers[:-1]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    picture = _heat_image(shares)
+    picture = heat_image(shares)
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     worst = [divmod(int(i), wrong.shape[1]) for i in np.argsort(-wrong.reshape(-1), kind="stable")[:CONFUSED]]
@@ -236,10 +278,10 @@ def _confusion(view: View) -> str:
     link = html.link(table, "confusion.csv") if len(classes) <= MANY else "(its numbers are in result.json)"
     label = f"confusion matrix of {len(classes)} classes"
     plain = f'<img class="confusion" alt="{label}" src="{picture}">'
-    chart = svg.matrix(picture, classes, len(answers), label) if len(classes) <= NAMED else plain
+    chart = svg.matrix(picture, classes, answers, label) if len(classes) <= NAMED else plain
     note = "True class down, answer across, both in the order in which the classes arrived"
     note += "; the last column is for no answer." if len(answers) > len(classes) else "."
-    body = html.figure(chart, f"{note} {link}")
+    body = html.figure(chart, f"{note} {link}", "matrix" if len(classes) <= MANY else "")
     body += html.table(
         "Most frequent mistakes", ["true class", "answer", "images", "% of the class"], rows, "mistakes.csv"
     )
@@ -248,7 +290,7 @@ def _confusion(view: View) -> str:
     return html.section("Confusion matrix at the end", body)
 
 
-def _heat_image(shares: np.ndarray) -> str:
+def heat_image(shares: np.ndarray) -> str:
     """A small image from the page's background colour to deep blue; the browser enlarges it without smoothing."""
     low, high = np.array([238, 242, 246]), np.array([16, 72, 120])
     pixels = low + (high - low) * np.sqrt(shares)[..., None]
@@ -274,8 +316,10 @@ def _config(view: View) -> str:
         [f"{section}.{key}", json.dumps(value, ensure_ascii=False, default=str)]
         for section, values in view.config.items()
         for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+        if not (view.clients and view.clients.names and section == "plan" and key in OF_FOLDERS)
     ]
     rows = [[name.rstrip("."), value] for name, value in rows]
     rows += [["computed on", json.dumps(view.result.machine)]] if rows and view.result.machine else []
     table = html.table("Every setting, as resolved", ["setting", "value"], rows, "config.csv")
-    return html.section("Config", table) if rows else ""
+    folded = f"<details><summary>Every setting</summary>{table}</details>"
+    return html.section("Config", folded) if rows else ""

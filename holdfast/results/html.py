@@ -12,8 +12,10 @@ def section(title: str, body: str) -> str:
     return f"<section><h3>{title}</h3>{body}</section>"
 
 
-def figure(chart: str, note: str) -> str:
-    return f"<figure>{chart}<figcaption>{note}</figcaption></figure>"
+def figure(chart: str, note: str, kind: str = "") -> str:
+    """`kind` is the class by which the page's script finds the figure."""
+    named = f' class="{kind}"' if kind else ""
+    return f"<figure{named}>{chart}<figcaption>{note}</figcaption></figure>"
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file: str) -> str:
@@ -36,7 +38,8 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], file
 
 def link(rows: Sequence[Sequence[object]], file: str) -> str:
     """A link that downloads these rows as a CSV file."""
-    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{quote(as_csv(rows))}">{file}</a>'
+    numbers = quote(as_csv(rows), safe=",")
+    return f'<a class="csv" download="{file}" href="data:text/csv;charset=utf-8,{numbers}">{file}</a>'
 
 
 def embedded(png: bytes) -> str:

@@ -1,6 +1,5 @@
 """The run folder: an append-only record, one line per round, and the result that is computed from it."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -8,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, NotRequired, Required  # pydantic needs the last two for Python 3.11
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -16,13 +15,37 @@ from typing_extensions import TypedDict
 
 from holdfast.errors import HoldfastError
 from holdfast.files import as_json, write_atomic
+from holdfast.locks import lock_file
+from holdfast.methods.settings import with_aggregator
 from holdfast.results.checksums import write_sums
 from holdfast.results.stored import Clients, StoredRun, Tree, read_file, stored
 
 SCHEMA = 2  # of result.json and of the lines of record.jsonl
 
 # Settings that configs of older runs lack, with the values that applied then.
-NEWER: Tree = {"plan": {"observe": "present"}, "model": {"width": 64}}
+NEWER: Tree = {
+    "plan": {"observe": "present", "max_samples": 1_000_000, "quorum": 1, "retries": 2, "over_select": 0},
+    "model": {"width": 64, "freeze": 0},
+    "train": {
+        "trim": 0.2,
+        "hostile": 1,
+        "clip": False,
+        "server_optimiser": "none",
+        "server_momentum": 0.9,
+        "server_beta": 0.99,
+    },
+}
+# The same for fields of methods.
+NEWER_FIELDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"inference": "head", "prior": 0.0},
+    **{name: {"prior": 0.0} for name in ("podnet", "afc", "geodl", "lga_paper", "lga_code")},
+    "lga": {"prior": 0.0, "groups": "own", "exponent": "client", "clamp": False},
+}
+
+
+def newer_settings(method: object) -> Tree:
+    """Settings that configs of older runs of this method lack, with the values that applied then."""
+    return {**NEWER, "method": NEWER_FIELDS.get(str(method), {})}
 
 
 Fraction = Annotated[float, Field(ge=0, le=1.000001)]  # sums may be rounded
@@ -30,6 +53,14 @@ Amount = Annotated[float, Field(ge=0, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 GROUPS = {"Zo", "Zn", "Za"}  # of clients in the last task
 SCORED = {"hits", "transitions", "late", "false_alarms", "client_rounds"}  # what is shown of detectors
+
+
+class WorstClient(TypedDict):
+    """The client with the lowest accuracy on the classes it has held."""
+
+    client: Annotated[int, Field(ge=-1, le=2**53)]  # -1: a federation in which nobody could be asked
+    accuracy: Fraction
+    name: NotRequired[str]  # results of older versions have none
 
 
 @dataclass(frozen=True)
@@ -49,7 +80,7 @@ class Result:
     forgetting: Annotated[float, Field(ge=-1, le=1)] | None  # None with a single task
     macro_f1: Fraction
     macro_recall: Fraction
-    worst_client: dict[str, Amount]  # client, accuracy: on the classes it has held
+    worst_client: WorstClient
     group_accuracy: dict[str, Fraction | None]  # Zo, Zn, Za of the last task, on the classes they have held
     bytes: dict[str, dict[str, Count]]  # channel -> kind -> bytes; older runs lack kinds that were added later
     seconds: dict[str, Amount]  # phase -> seconds
@@ -58,6 +89,7 @@ class Result:
     detection: dict[str, Amount | None] | None = None  # how well the clients' detectors worked
     curves: dict[str, list[Fraction]] | None = None  # after each task: macro_f1, macro_recall, and both batchwise128
     machine: str | None = None  # where it was computed: other machines may round differently
+    weights: dict[str, Any] | None = None  # model.weights: the file, its SHA-256, and what became of its tensors
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,7 +127,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Keeps a second process out of a run's folder while this one writes to it; a killed process releases it."""
     with open(folder / ".lock", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock, wait=False)
         except OSError as error:
             raise HoldfastError(
                 f"{folder} is being written by another process; wait for it, or choose another folder"
@@ -187,7 +219,14 @@ def read_config(run: Path) -> Tree | None:
         return None
     if not isinstance(tree.get("method"), dict) or not all(isinstance(tree.get(name, {}), dict) for name in NEWER):
         raise source.damaged("config.toml", "it names no method, or a section is not a table")
-    return {**tree, **{section: {**values, **tree.get(section, {})} for section, values in NEWER.items()}}
+    return complete(tree)
+
+
+def complete(tree: Tree) -> Tree:
+    """The settings of a run, with those that were added later as the run had them."""
+    newer = newer_settings(tree["method"].get("name"))
+    filled = {**tree, **{section: {**values, **tree.get(section, {})} for section, values in newer.items()}}
+    return {**filled, "train": with_aggregator({"weighting": "uniform", **filled["train"]})}
 
 
 def configs_of(results: Iterable[Result], runs: Iterable[Path]) -> dict[str, Tree]:

@@ -3,19 +3,29 @@
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 from statistics import mean
 
+from holdfast import __version__
 from holdfast.files import write_atomic
 from holdfast.progress import track
-from holdfast.results import comparison, html, svg
-from holdfast.results.details import View, details, read_view
+from holdfast.results import comparison, html, rounds, svg
+from holdfast.results.details import Detail, View, details, read_view
+from holdfast.results.overview import in_a_sentence
 from holdfast.results.record import Result, configs_of
-from holdfast.results.runs import runs_in
+from holdfast.results.runs import runs_in, unfinished_below
+from holdfast.results.sides import side_by_side
 from holdfast.results.tables import by_protocol, names_of, percent, reference_of, shape
 from holdfast.terminal import printable
+
+MOST = 1_900_000  # bytes of a page
+HELP = (  # shown by the script, without which it would not be true
+    '<p class="note help" hidden>Charts of rounds show their values where you point, or with the arrow keys. Drag to '
+    "zoom, or press +; double-click, or press 0, to see all.</p>"
+)
 
 
 def write_report(
@@ -29,29 +39,58 @@ def write_report(
     for view in track((read_view(run, metrics) for run in runs), "reading runs", len(runs)):
         views.setdefault((view.result.experiment, view.result.seed), view)
     once = list(views.values())
-    text = page(once, reference)
+    text = page(once, reference, _status(paths))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, text.encode())
     return [view.run for view in once]
 
 
-def page(views: Sequence[View], reference: str | None = None) -> str:
-    results = [view.result for view in views]
-    groups = by_protocol(results)
-    parts = [_heading(views)]
-    configs = configs_of(results, (view.run for view in views))
+def _status(paths: Sequence[Path]) -> str:
+    waiting = list(dict.fromkeys(run for path in paths for run in unfinished_below(path)))
+    more = f" {len(waiting)} unfinished run{'s are' if len(waiting) > 1 else ' is'} not shown." if waiting else ""
+    return f"Written on {datetime.now():%Y-%m-%d} by Holdfast {__version__}.{more}"
+
+
+def page(views: Sequence[View], reference: str | None = None, status: str = "") -> str:
+    """The whole page. If it would be too large with everything about every run, it shows less of each."""
+    for detail in Detail:
+        text = _page(views, reference, status, detail)
+        if len(text.encode()) <= MOST:
+            break
+    return text
+
+
+def _page(views: Sequence[View], reference: str | None, status: str, detail: Detail) -> str:
+    groups = by_protocol([view.result for view in views])
+    configs = configs_of([view.result for view in views], (view.run for view in views))
     names: dict[str, str] = {}
-    for data, some in groups.items():
+    parts, sentences, links = [], [], []
+    for number, (data, some) in enumerate(groups.items()):
         names |= names_of(some, configs)
-        parts += [_headlines(some, names, data if len(groups) > 1 else ""), _together(data, some, names, reference)]
-    parts += [details(view, names[view.result.experiment], is_open=len(views) == 1) for view in views]
-    title = f"Holdfast: {', '.join(dict.fromkeys(result.method for result in results))}"
+        kept = {(result.experiment, result.seed) for result in some}
+        experiments: dict[str, list[View]] = {}
+        for view in views:
+            if (view.result.experiment, view.result.seed) in kept:
+                experiments.setdefault(names[view.result.experiment], []).append(view)
+        sentences.append(in_a_sentence(experiments, some[0].dataset))
+        parts.append(_headlines(some, names, data if len(groups) > 1 else ""))
+        parts.append(_together(data, some, names, reference, experiments, f"data-{number}"))
+        links.append((f"data-{number}", f"Accuracy on {data}"))
+    for number, view in enumerate(views):
+        name = names[view.result.experiment]
+        parts.append(details(view, name, f"run-{number}", is_open=len(views) == 1, detail=detail))
+        links.append((f"run-{number}", f"{name}, seed {view.result.seed}"))
+    title = f"Holdfast: {', '.join(dict.fromkeys(view.result.method for view in views))}"
+    body = "\n".join([_heading(views, sentences, status), *parts])
+    contents = "".join(f'<li><a href="#{place}">{escape(text)}</a></li>' for place, text in links)
     policy = "; ".join(map(" ".join, POLICY.items()))
-    filling = {"policy": policy, "title": escape(title), "body": "\n".join(parts)}
-    return printable(re.sub(r"\{\{(\w+)\}\}", lambda match: filling[match[1]], TEMPLATE))
+    filled = {"policy": policy, "title": escape(title), "contents": contents, "body": body}
+    return printable(
+        re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], TEMPLATE)
+    )  # at once: a name may look like a field
 
 
-def _heading(views: Sequence[View]) -> str:
+def _heading(views: Sequence[View], sentences: Sequence[str], status: str) -> str:
     results = [view.result for view in views]
     methods, data = (dict.fromkeys(getattr(r, key) for r in results) for key in ("method", "dataset"))
     seeds = sorted({result.seed for result in results})
@@ -63,7 +102,9 @@ def _heading(views: Sequence[View]) -> str:
         f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}",
         " and ".join(shapes),
     ]
-    return f'<header><h1>Holdfast report</h1><p class="lead">{escape("; ".join(facts))}.</p></header>'
+    said = "".join(f'<p class="summary">{escape(sentence)}</p>' for sentence in sentences)
+    about = f"{'; '.join(facts)}."
+    return f'<header><h1>Holdfast report</h1>{said}<p class="lead">{escape(about)} {escape(status)}</p>{HELP}</header>'
 
 
 def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -> str:
@@ -89,8 +130,15 @@ def _headlines(results: Sequence[Result], names: Mapping[str, str], data: str) -
     return f'<section><h2>Headline numbers{whose}</h2><div class="cards">{items}</div></section>'
 
 
-def _together(data: str, results: Sequence[Result], names: Mapping[str, str], method: str | None) -> str:
-    """The curves with bands and the table of all experiments on one data set."""
+def _together(
+    data: str,
+    results: Sequence[Result],
+    names: Mapping[str, str],
+    method: str | None,
+    experiments: Mapping[str, Sequence[View]],
+    place: str,
+) -> str:
+    """The curves with bands, the table and the comparisons of all experiments on one data set."""
     reference = reference_of(results, method)
     table = comparison.compared(results, names[reference] if reference else None, names=names)
     runs: dict[str, dict[int, list[float]]] = {row.method: {} for row in table.rows}
@@ -109,6 +157,9 @@ def _together(data: str, results: Sequence[Result], names: Mapping[str, str], me
     if any(len(of) > 1 for of in runs.values()):
         note += " Bands: from the worst to the best seed."
     body = html.figure(chart, f"{note} {html.link(numbers, 'accuracy.csv')}")
+    records = {name: [view.lines for view in some] for name, some in experiments.items()}
+    if len(results) > 1:
+        body = f'<div class="side">{rounds.of_experiments(records, data)}{body}</div>'
     if len(table.rows) > 1:
         head = ["method", "seeds", *map(str, table.seen), "average", "forgotten", f"{table.reference} over it"]
         cells = [
@@ -128,7 +179,9 @@ def _together(data: str, results: Sequence[Result], names: Mapping[str, str], me
             head.append("p")
             title += "; p: paired t-test over seeds, with Holm's correction"
         body += html.table(title, head, cells, "comparison.csv")
-    return f"<section><h2>Accuracy on {escape(data)}</h2>{body}</section>"
+        body += html.section("Learned and forgotten, side by side", rounds.tasks_side_by_side(records))
+        body += side_by_side(experiments)
+    return f'<section id="{place}"><h2>Accuracy on {escape(data)}</h2>{body}</section>'
 
 
 TEMPLATE = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")

@@ -16,6 +16,12 @@ def runs_below(folder: Path) -> list[Path]:
     return [*archived, *sorted(result.parent for result in folder.rglob("result.json"))]
 
 
+def unfinished_below(folder: Path) -> list[Path]:
+    """The folders of runs that have a record and no result: they are running, or were stopped."""
+    found = folder.rglob("record.jsonl") if folder.is_dir() else iter(())
+    return sorted(record.parent for record in found if not (record.parent / "result.json").exists())
+
+
 def runs_of(path: Path) -> list[Path]:
     """The addresses of all runs of an archive; an address is completed to the run's full name; other paths are kept."""
     if place := archive.split_address(path):
@@ -26,13 +32,13 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
-    """These runs, each once. An archive or a folder that holds runs stands for all of them; other files are ignored."""
+    """These runs, each once. An archive or a folder that holds runs stands for all finished ones in it; other files are
+    ignored."""
     found: dict[Path, Path] = {}
     for path in paths:
-        if archive.is_archive(path) or archive.split_address(path) or (path / "result.json").exists():
-            inside = runs_of(path)
-        else:
-            inside = runs_below(path)
+        whole = (path / "result.json").exists() or (path / "record.jsonl").exists()  # a run, perhaps not finished
+        alone = whole or archive.is_archive(path) or archive.split_address(path)
+        inside = runs_of(path) if alone else runs_below(path)
         if not inside and not path.is_file():
             raise HoldfastError(f"{path} holds no finished run; give the folder of a run, or of several")
         for run in inside:

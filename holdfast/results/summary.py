@@ -14,13 +14,19 @@ Line = Mapping[str, Any]
 
 
 def summarise(
-    identity: Mapping[str, Any], plan: Plan, classes: Sequence[str], lines: Sequence[Line], counts: metrics.Counts
+    identity: Mapping[str, Any],
+    plan: Plan,
+    classes: Sequence[str],
+    lines: Sequence[Line],
+    counts: metrics.Counts,
+    clients: Sequence[str] = (),
 ) -> Result:
-    """`identity` holds the fields of the result that identify the run: version, experiment, method, dataset, seed."""
+    """`identity` holds the fields of the result that identify the run: version, experiment, method, dataset, seed.
+    `clients` are the clients' names, if they have any."""
     ends = [line for round_index, line in enumerate(lines) if plan.ends_task(round_index)]
     matrix = [line["task_accuracy"] for line in ends]
     after = [line["accuracy"] for line in ends]
-    worst, groups = left_behind(plan, counts)
+    worst, accuracy, groups = left_behind(plan, counts)
     return Result(
         **identity,
         task_sizes=[len(task) for task in plan.tasks],
@@ -31,7 +37,11 @@ def summarise(
         forgetting=metrics.forgetting(matrix),
         macro_f1=ends[-1]["macro_f1"],
         macro_recall=ends[-1]["macro_recall"],
-        worst_client=worst,
+        worst_client={
+            "client": worst,
+            "name": clients[worst] if clients else f"client {worst}",
+            "accuracy": accuracy,
+        },
         group_accuracy=groups,
         bytes=_total_bytes(lines),
         seconds=_total_seconds(lines),

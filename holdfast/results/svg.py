@@ -12,20 +12,25 @@ def colour(index: int) -> str:
     return f"var(--c{index % SERIES})"
 
 
-def _frame(width: float, height: float, label: str, body: str, most: float | None = None) -> str:
-    """`most` is the maximum width in pixels."""
+def dash(index: int) -> str:
+    """The style that tells curves apart where there are more of them than colours."""
+    return ("", ";stroke-dasharray:7 4", ";stroke-dasharray:2 5")[min(index // SERIES, 2)]
+
+
+def frame(width: float, height: float, label: str, body: str, most: float | None = None, more: str = "") -> str:
+    """`most` is the maximum width in pixels; `more` are further attributes."""
     size = f' style="max-width:{most:g}px"' if most else ""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label, quote=True)}" '
-        f'preserveAspectRatio="xMinYMin meet"{size}>{body}</svg>'
+        f'preserveAspectRatio="xMinYMin meet"{size}{more}>{body}</svg>'
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+def text(x: float, y: float, text: str, anchor: str = "middle") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
@@ -45,10 +50,10 @@ def curves(series: Series, x_label: str, label: str) -> str:
     parts = []
     for tick in range(0, 101, 20):
         _, y = at(low, tick)
-        parts.append(_line(left, y, width - 24, y, "grid") + _text(left - 6, y + 4, str(tick), "end"))
+        parts.append(line(left, y, width - 24, y, "grid") + text(left - 6, y + 4, str(tick), "end"))
     ticks = across if len(across) <= 12 else across[:: -(-len(across) // 12)]
-    parts += [_text(at(x, 0)[0], height - bottom + 18, f"{x:g}") for x in ticks]
-    parts.append(_text((left + width) / 2, height - 4, x_label))
+    parts += [text(at(x, 0)[0], height - bottom + 18, f"{x:g}") for x in ticks]
+    parts.append(text((left + width) / 2, height - 4, x_label))
     for i, (places, runs) in enumerate(series.values()):
         columns = list(zip(*runs, strict=True))
         if len(runs) > 1:
@@ -56,33 +61,46 @@ def curves(series: Series, x_label: str, label: str) -> str:
             edge += [at(x, min(c)) for x, c in reversed(list(zip(places, columns, strict=True)))]
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
             parts.append(f'<polygon points="{points}" style="fill:{colour(i)}" class="band"/>')
-        line = [at(x, mean(c)) for x, c in zip(places, columns, strict=True)]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-        dash = "" if i < SERIES else ";stroke-dasharray:7 4"  # more curves than colours
-        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash}" class="curve"/>')
+        middle = [at(x, mean(c)) for x, c in zip(places, columns, strict=True)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in middle)
+        parts.append(f'<polyline points="{points}" style="stroke:{colour(i)}{dash(i)}" class="curve"/>')
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" style="fill:{colour(i)}"><title>{mean(c):.1f} %</title></circle>'
-            for (x, y), c in zip(line, columns, strict=True)
+            for (x, y), c in zip(middle, columns, strict=True)
         ]
-    legend = "".join(f"<span>{_mark(i)}{escape(name)}</span>" for i, name in enumerate(series))
-    return _frame(width, height, label, "".join(parts)) + (f'<p class="legend">{legend}</p>' if len(series) > 1 else "")
+    return frame(width, height, label, "".join(parts)) + (legend(list(series)) if len(series) > 1 else "")
 
 
-def _mark(index: int) -> str:
-    """A dot in the colour of a series; hollow if its curve is dashed."""
+def legend(names: Sequence[str]) -> str:
+    return f'<p class="legend">{"".join(f"<span>{mark(i)}{escape(name)}</span>" for i, name in enumerate(names))}</p>'
+
+
+def mark(index: int) -> str:
+    """A dot in the colour of a series; hollow if its curve is dashed or dotted."""
     if index < SERIES:
         return f'<i style="background:{colour(index)}"></i>'
-    return f'<i style="border:3px dashed {colour(index)}"></i>'
+    return f'<i style="border:3px {"dashed" if index < 2 * SERIES else "dotted"} {colour(index)}"></i>'
 
 
-def bars(values: Mapping[str, float], label: str, unit: str = "", shades: Sequence[int] | None = None) -> str:
-    """Horizontal bars with their numbers, as HTML, so that names and numbers fit on any screen."""
-    most = max([abs(value) for value in values.values()] + [1e-9])
+GAIN, LOSS = "var(--gain)", "var(--loss)"
+
+
+def bars(
+    values: Mapping[str, float],
+    label: str,
+    unit: str = "",
+    shades: Sequence[int | str] | None = None,
+    most: float | None = None,
+) -> str:
+    """Horizontal bars with their numbers, as HTML, so that names and numbers fit on any screen. `most` is the value
+    of a bar of full width, the largest if not given; `shades` are numbers of series, or colours."""
+    most = most or max([abs(value) for value in values.values()] + [1e-9])
     parts = []
     for i, (name, value) in enumerate(values.items()):
-        shade = colour(shades[i] if shades else 0)
+        chosen = shades[i] if shades else 0
+        shade = chosen if isinstance(chosen, str) else colour(chosen)
         parts.append(_name(name))
-        parts.append(f'<i style="width:{100 * abs(value) / most:.1f}%;background:{shade}"></i>')
+        parts.append(f'<i style="width:{min(100.0, 100 * abs(value) / most):.1f}%;background:{shade}"></i>')
         number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
         parts.append(f"<span>{number}{escape(unit)}</span>")
     return f'<div class="bars" role="img" aria-label="{escape(label, quote=True)}">{"".join(parts)}</div>'
@@ -93,22 +111,28 @@ def _name(name: str) -> str:
     return f'<div class="name" title="{escape(name, quote=True)}">{escape(name)}</div>'
 
 
-def _names(rows: Sequence[str], width: float, step: float) -> list[str]:
+def _names(rows: Sequence[str], width: float, step: float, top: float = 0.0) -> list[str]:
     """Row names at the left, one below the other."""
+    size = f'width="{width - 6:g}" height="{step:g}"'
     return [
-        f'<foreignObject x="0" y="{i * step:.1f}" width="{width - 6:g}" height="{step:g}">{_name(name)}</foreignObject>'
+        f'<foreignObject x="0" y="{top + i * step:.1f}" {size}>{_name(name)}</foreignObject>'
         for i, name in enumerate(rows)
     ]
 
 
-def matrix(picture: str, rows: Sequence[str], columns: int, label: str) -> str:
-    """An enlarged picture with one pixel per entry of a matrix, and the names of its rows."""
-    name_width, step = 150.0, 22.0
-    width, height = step * columns, step * len(rows)
-    place = f'x="{name_width:g}" y="0" width="{width:g}" height="{height:g}"'
+def matrix(picture: str, rows: Sequence[str], columns: Sequence[str], label: str) -> str:
+    """An enlarged picture with one pixel per entry of a matrix, and the names of its rows and columns."""
+    name_width, step, top = 150.0, 22.0, 110.0
+    width, height = step * len(columns), step * len(rows)
+    place = f'x="{name_width:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
     image = f'<image class="confusion" {place} preserveAspectRatio="none" href="{picture}"/>'
-    body = "".join([*_names(rows, name_width, step), image])
-    return _frame(name_width + width, height, label, body, min(name_width + width, 760.0))
+    heads = []
+    for i, name in enumerate(columns):
+        x, y = name_width + (i + 0.65) * step, top - 6
+        short = name if len(name) <= 12 else f"{name[:11]}…"
+        heads.append(f'<text class="col" transform="translate({x:.1f} {y:g})rotate(-90)">{escape(short)}</text>')
+    body = "".join([*heads, *_names(rows, name_width, step, top), image])
+    return frame(name_width + width, top + height, label, body, min(name_width + width, 760.0))
 
 
 def events(
@@ -120,10 +144,10 @@ def events(
     across = (width - name_width - 8) / max(columns, 1)
     height = step * len(rows) + 26
     parts = [
-        _line(name_width + start * across, 0, name_width + start * across, step * len(rows), "grid") for start in bounds
+        line(name_width + start * across, 0, name_width + start * across, step * len(rows), "grid") for start in bounds
     ]
     parts += _names(rows, name_width, step)
-    parts += [_line(name_width, (i + 0.5) * step, width - 8, (i + 0.5) * step, "faint") for i in range(len(rows))]
+    parts += [line(name_width, (i + 0.5) * step, width - 8, (i + 0.5) * step, "faint") for i in range(len(rows))]
     for k, (kind, places) in enumerate(marks.items()):
         for row, column in places:
             x, y = name_width + (column + 0.5) * across, row * step + step / 2
@@ -133,9 +157,6 @@ def events(
     for start in bounds:
         x = name_width + (start + 0.5) * across
         if free <= x <= width - ROUND:
-            parts.append(_text(x, height - 6, f"round {start + 1}", "start"))
+            parts.append(text(x, height - 6, f"round {start + 1}", "start"))
             free = x + ROUND
-    legend = "".join(
-        f'<span><i style="background:{colour(k)}"></i>{escape(kind)}</span>' for k, kind in enumerate(marks)
-    )
-    return _frame(width, height, label, "".join(parts)) + f'<p class="legend">{legend}</p>'
+    return frame(width, height, label, "".join(parts)) + legend(list(marks))

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,20 +49,21 @@ def result_table(result: Result) -> Table:
         row = (result.accuracy_after_task[t], result.accuracy_matrix[t][t], final[t], lost[t])
         table.add_row(str(t + 1), str(seen), *map(percent, row))
     table.add_section()
-    table.add_row("mean", "", percent(result.average_accuracy), "", percent(mean(final)), percent(result.forgetting))
+    # The accuracy at the end is that on all seen classes, in the last row; tasks of other sizes have another mean.
+    table.add_row("mean", "", percent(result.average_accuracy), "", "", percent(result.forgetting))
     return table
 
 
 def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "whole") -> list[str]:
     """The headline numbers in words; `clients` are the clients' names, if they have any."""
-    worst = int(result.worst_client["client"])
+    worst = result.worst_client["client"]
+    name = result.worst_client.get("name") or (clients[worst] if clients else f"client {worst}")
     groups = ", ".join(f"{GROUPS[g]} ({g}) {percent(v)}" for g, v in result.group_accuracy.items() if v is not None)
     sent = {way: count / 1e6 for channel in result.bytes.values() for way, count in channel.items()}
     lines = [
         f"average {percent(result.average_accuracy)}, last {percent(result.last_accuracy)}, "
         f"macro F1 {percent(result.macro_f1)}, macro recall {percent(result.macro_recall)}",
-        f"on the classes they have held: {groups}; worst: {clients[worst] if clients else f'client {worst}'} with "
-        f"{percent(result.worst_client['accuracy'])}",
+        f"on the classes they have held: {groups}; worst: {name} with {percent(result.worst_client['accuracy'])}",
         f"{sent.get('down', 0):.1f} MB sent to clients, {sent.get('up', 0):.1f} MB back"
         + (f" and {sent['extras']:.2f} MB of extras" if sent.get("extras") else "")
         + f", {sum(result.seconds.values()):.1f} s",
@@ -77,14 +79,36 @@ def result_lines(result: Result, clients: Sequence[str] = (), metrics: str = "wh
             f"on the proxy's channel: {teachers:.1f} MB of teachers, {shares:.2f} MB of prototypes"
             f"{part}, {encoder:.1f} MB of encoders{models}"
         )
-    found = result.detection
-    if found and found["transitions"]:
+    if at_chance(result):
+        lines.append(
+            f"this is no better than chance ({percent(1 / len(result.classes))} %): try more rounds (plan.rounds), a "
+            "lower train.lr, smaller batches (train.batch), or a method with a memory (docs/choosing.md)"
+        )
+    if found := detected(result):
         lines.append(
             f"new classes noticed at once {found['hits']:.0f} of {found['transitions']:.0f} times, late "
             f"{found['late']:.0f}; false alarms in {found['false_alarms']:.0f} of "
             f"{found['client_rounds']:.0f} client-rounds"
         )
     return lines
+
+
+def at_chance(result: Result) -> bool:
+    """Is the accuracy at the end within two standard errors of guessing?"""
+    chance, images = 1 / len(result.classes), sum(map(sum, result.confusion))
+    if len(result.classes) < 2:
+        return False
+    return bool(result.last_accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / images))
+
+
+def detected(result: Result) -> dict[str, Any] | None:
+    """How well detectors worked; None if clients were told of new classes. Nobody else is asked then, and nothing is
+    missed."""
+    found = result.detection
+    if not found or not found["transitions"]:
+        return None
+    told = found["client_rounds"] == found["transitions"] == found["hits"]
+    return None if told else found
 
 
 def _further_models(sent: Mapping[str, float]) -> list[str]:

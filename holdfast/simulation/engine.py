@@ -8,7 +8,7 @@ from torch import Tensor
 
 from holdfast.client.training import ClientWork, Outcome
 from holdfast.models.passes import CHUNK
-from holdfast.protocol.messages import Inbox, InferenceRequest
+from holdfast.protocol.messages import Failure, Inbox, InferenceRequest
 from holdfast.protocol.state import ClientState
 
 
@@ -28,8 +28,11 @@ class ImageGroup:
 class Engine(Protocol):
     """Who does the arithmetic of a round. Every engine gives the same bits."""
 
-    def map(self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]) -> Iterator[Outcome]:
-        """Runs `work` on pairs of states and inboxes and yields the outcomes in their order."""
+    def map(
+        self, work: ClientWork, states: Sequence[ClientState], inboxes: Iterable[Inbox]
+    ) -> Iterator[Outcome | Failure]:
+        """Runs `work` on pairs of states and inboxes and yields the outcomes in their order; a failure of one client's
+        work is no error."""
         ...
 
     def infer(self, work: ClientWork, request: InferenceRequest, groups: Sequence[ImageGroup]) -> list[Tensor]:

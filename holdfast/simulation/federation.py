@@ -13,24 +13,26 @@ from holdfast.client.detector import detector_of
 from holdfast.client.training import ClientWork, Outcome
 from holdfast.data.images import DataSet
 from holdfast.methods.base import Method
+from holdfast.models.pretrained import Loaded
 from holdfast.protocol.codec import Weights
 from holdfast.protocol.enrolment import Enrolment
 from holdfast.protocol.messages import (
     Announcement,
     Broadcast,
+    Failure,
     Inbox,
     InferenceRequest,
     Job,
-    PrototypeShare,
-    Reply,
     RoundClosed,
     TaskEnded,
     Teachers,
 )
 from holdfast.proxy.selectors import TeacherSelector
-from holdfast.server.clients import Clients, Opened
+from holdfast.server.clients import Answers, Clients, Opened, Shares
+from holdfast.server.collection import Quorum
 from holdfast.server.server import Server
 from holdfast.simulation.engine import Engine, ImageGroup
+from holdfast.simulation.faults import Faults
 from holdfast.simulation.plan import Plan
 from holdfast.simulation.population import Population
 
@@ -48,11 +50,18 @@ class Federation:
     growth: str = "schedule"  # or announce
     observe: str = "present"  # or selected
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    loaded: Loaded | None = None  # what became of the file of weights that the model starts from
+    quorum: Quorum = field(default_factory=Quorum)
+    faults: Faults | None = None  # what is made to go wrong
 
     def __post_init__(self) -> None:
         self.population = Population(
             self.plan, self.data.train, self.data.classes, self.enrolment.memory, self.method.exemplars
         )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.data.classes
 
     @property
     def detects(self) -> bool:
@@ -62,7 +71,8 @@ class Federation:
     def work(self) -> ClientWork:
         """The clients' work, and passes over the federation's images."""
         train, test = (ClientImages(part, self.data.classes) for part in (self.data.train, self.data.test))
-        return ClientWork(self.enrolment, self.method, train, self.device, self.selector.encoder, test)
+        work = ClientWork(self.enrolment, self.method, train, self.device, self.selector.encoder, test)
+        return work if self.faults is None else self.faults.within(work)
 
 
 class SimulatedClients(Clients):
@@ -72,6 +82,11 @@ class SimulatedClients(Clients):
         self.federation, self.engine, self.work = federation, engine, work
         self.population, self.timeline = federation.population, federation.plan.timeline
         self.detector = detector_of(federation.method.detector_kind())
+
+    def announce(self, class_list: Broadcast) -> tuple[list[Announcement], int]:
+        self.population.begin_round(class_list.round_index)
+        found = self._announcements(class_list, self.timeline.arriving(class_list.round_index))
+        return [one for one, _ in found], sum(one.size * count for one, count in found)
 
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         round_index, population = broadcast.round_index, self.population
@@ -114,24 +129,32 @@ class SimulatedClients(Clients):
             round_index, after_training, clients, upto, lambda groups: self.engine.infer(self.work, request, groups)
         )
 
-    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> list[Reply]:
-        return [reply for _, reply, _ in self._map(job, teachers, selected)]
+    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> Answers:
+        return [
+            (client, outcome if isinstance(outcome, Failure) else outcome[1])
+            for client, outcome in self._map(job, teachers, selected)
+        ]
 
     def train(
         self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
-    ) -> tuple[list[Reply], list[PrototypeShare]]:
-        replies: list[Reply] = []
-        shares: list[PrototypeShare] = []
-        for state, reply, share in self._map(job, teachers, selected):
-            self.population.store(state)
-            replies.append(reply)
-            shares += share
+    ) -> tuple[Answers, Shares]:
+        answers: Answers = []
+        shares: Shares = []
+        for client, outcome in self._map(job, teachers, selected):
+            if isinstance(outcome, Failure):  # the client keeps what it had
+                answers.append((client, outcome))
+            else:
+                state, reply, sent = outcome
+                self.population.store(state)
+                answers.append((client, reply))
+                shares += [(client, share) for share in sent]
             done()
-        return replies, shares
+        return answers, shares
 
-    def _map(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> Iterator[Outcome]:
+    def _map(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> Iterator[tuple[int, Outcome | Failure]]:
         states = [self.population.state(client) for client in selected]
-        return self.engine.map(self.work, states, [Inbox(job, teachers)] * len(states))
+        outcomes = self.engine.map(self.work, states, [Inbox(job, teachers)] * len(states))
+        return zip(selected, outcomes, strict=True)
 
     def end_task(self, message: TaskEnded) -> None:
         present = np.flatnonzero(self.population.current >= 0)

@@ -78,6 +78,7 @@ class Plan:
                     "round": a.round_index + 1,
                     "classes": list(a.classes),
                     **({} if a.images is None else {"images": list(a.images)}),
+                    **({} if a.new is None else {"new": list(a.new)}),
                 }
                 for a in arrivals
             ]
@@ -232,5 +233,6 @@ def _select(
                 f"plan.selected={settings.selected}, but round {round_index + 1} has only {len(present)} clients; "
                 "select fewer or raise plan.clients"
             )
-        selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, settings.selected)))
+        count = settings.selected + settings.over_select
+        selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, count)))
     return tuple(selected)

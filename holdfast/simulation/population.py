@@ -106,7 +106,7 @@ class Population:
         return rows[self.train.labels[rows] == c]
 
     def _names(self, kind: int) -> tuple[str, ...]:
-        return tuple(self.classes[c] for c in self.timeline.kinds[kind].classes)
+        return tuple(self.classes[c] for c in self.timeline.kinds[kind].brought)
 
     # memories
 

@@ -27,7 +27,7 @@ def score_detection(
         [client, round_index - arrival.round_index]
         for client, start, end in _longer(noticed, before, upto, arrived)
         for arrival in plan.arrivals[client][start:end]
-        if arrival.classes and arrival.round_index < round_index
+        if arrival.brought and arrival.round_index < round_index
     ]
     return {
         "asked": observed,
@@ -57,8 +57,9 @@ def score_model(plan: Plan, round_index: int, counts: Counts, seed: int) -> dict
     }
 
 
-def left_behind(plan: Plan, counts: Counts) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Who is left behind: the worst client, and the mean of each group of the last task, on classes they have held."""
+def left_behind(plan: Plan, counts: Counts) -> tuple[int, float, dict[str, float | None]]:
+    """Who is left behind: the worst client, its accuracy, and the mean of each group of the last task, on the classes
+    that they have held."""
     place = {c: i for i, c in enumerate(plan.seen(plan.rounds - 1))}
     held = {client: plan.held(client, plan.rounds - 1) for client in range(len(plan.arrivals))}
     scores = {
@@ -71,4 +72,4 @@ def left_behind(plan: Plan, counts: Counts) -> tuple[dict[str, float], dict[str,
     for client, score in scores.items():
         groups[plan.groups[-1][client]].append(score)
     means = {group: float(np.mean(values)) if values else None for group, values in groups.items()}
-    return {"client": worst, "accuracy": scores[worst]}, means
+    return worst, scores[worst], means

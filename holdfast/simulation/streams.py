@@ -23,8 +23,8 @@ def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
     arrivals = []
     for client, name in enumerate(data.clients):
         mine = [
-            Arrival(round_index, classes, tuple(sorted(i for c in classes for i in owned[client][c])))
-            for round_index, classes in comings[client]
+            Arrival(round_index, classes, tuple(sorted(i for c in classes for i in owned[client][c])), new)
+            for round_index, classes, new in comings[client]
         ]
         if not mine or not mine[0].classes:
             raise HoldfastError(f"client {name!r} has no images of the classes that are used; remove its folder")
@@ -39,7 +39,7 @@ def plan_of_folders(settings: PlanSettings, data: DataSet, seed: int) -> Plan:
     selected = []
     for round_index in range(rounds):
         present = [client for client, since in enumerate(joined) if since <= round_index]
-        count = min(settings.selected, len(present))
+        count = min(settings.selected + settings.over_select, len(present))
         selected.append(tuple(draw(generator(seed, "plan", "selected", round_index), present, count)))
     growths = tuple(zip(starts, tasks, strict=True))
     return Plan(tasks, starts, settings.rounds, tuple(arrivals), tuple(selected), growths, groups)
@@ -54,7 +54,9 @@ def _owned(data: DataSet) -> list[dict[int, list[int]]]:
     return owned
 
 
-Comings = list[list[tuple[int, tuple[int, ...]]]]  # per client: (round, classes), in time order
+Classes = tuple[int, ...]
+# Per client, in time order: the round, its data's classes from then on, and which of them are new (None: all).
+Comings = list[list[tuple[int, Classes, Classes | None]]]
 
 
 def _of_schedule(
@@ -67,7 +69,7 @@ def _of_schedule(
         for client, mine in enumerate(owned):
             now = tuple(c for c in classes if c in mine)
             if now or (comings[client] and settings.zo_data == "memory"):
-                comings[client].append((start, now))
+                comings[client].append((start, now, None))
     return tasks, starts, len(tasks) * settings.rounds, comings
 
 
@@ -78,18 +80,21 @@ def _of_stream(
     comings: Comings = [[] for _ in data.clients]
     born: dict[int, list[int]] = {}
     seen: set[int] = set()
-    for round_index, client, names in stream.arrivals:
+    for round_index, client, names, leaves in stream.arrivals:
         known = (index[name] for name in names if name in index)
-        classes = tuple(c for c in known if c in owned[client])  # some may have no images left
-        if not classes and names:
+        gone = {index[name] for name in leaves if name in index}
+        before = comings[client][-1][1] if comings[client] else ()
+        kept = tuple(c for c in before if c not in gone)
+        new = tuple(c for c in known if c in owned[client] and c not in kept)  # some may have no images left
+        if not new and kept == before:
             continue
-        comings[client].append((round_index, classes))
-        born.setdefault(round_index, []).extend(c for c in classes if c not in seen)
-        seen.update(classes)
+        comings[client].append((round_index, (*kept, *new), new if kept else None))
+        born.setdefault(round_index, []).extend(c for c in new if c not in seen)
+        seen.update(new)
     tasks = {round_index: tuple(dict.fromkeys(new)) for round_index, new in born.items() if new}
     starts = tuple(sorted(tasks))
     rounds = stream.rounds or starts[-1] + settings.rounds
-    last = max(round_index for mine in comings for round_index, _ in mine)
+    last = max(round_index for round_index, *_ in stream.arrivals)
     return tuple(tasks[start] for start in starts), starts, max(rounds, last + 1), comings
 
 
@@ -100,4 +105,4 @@ def _group(arrivals: tuple[Arrival, ...], start: int, end: int) -> str:
         return ""
     if first >= start:
         return "Za" if start else "Zn"
-    return "Zn" if any(start <= a.round_index < end and a.classes for a in arrivals) else "Zo"
+    return "Zn" if any(start <= a.round_index < end and a.brought for a in arrivals) else "Zo"

@@ -15,6 +15,12 @@ class Arrival:
     round_index: int
     classes: tuple[int, ...]  # empty: the old data is gone and nothing new has come
     images: tuple[int, ...] | None = None  # None: every training image of these classes
+    new: tuple[int, ...] | None = None  # the classes that the client did not have just before; None: all of them
+
+    @property
+    def brought(self) -> tuple[int, ...]:
+        """The classes that come to the client with it; the others were its data before."""
+        return self.classes if self.new is None else self.new
 
 
 class Timeline:
@@ -29,7 +35,7 @@ class Timeline:
         self.first = np.cumsum(counts) - counts  # where each client's arrivals begin
         self.client = np.repeat(np.arange(len(counts)), counts)  # the client of each arrival
         self.round = np.array([kind.round_index for kind in self.kinds], dtype=np.int64)[self.kind]
-        self.brings = np.array([bool(kind.classes) for kind in self.kinds])[self.kind]  # does it bring any class?
+        self.brings = np.array([bool(kind.brought) for kind in self.kinds])[self.kind]  # does it bring any class?
         self._brought = np.concatenate([[0], np.cumsum(self.brings)])
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.client.detector import detector_of
-from holdfast.methods.base import Method
+from holdfast.methods.base import Method, fixed_names
 from holdfast.protocol.codec import tensor_bytes
 from holdfast.protocol.messages import COUNT_BYTES
 from holdfast.proxy.prototype_server import SelectorSetup, build_selector
@@ -42,7 +42,7 @@ def sizes_of(method: Method, setup: SelectorSetup, plan: Plan, observe: str) -> 
     models, sent = [], []
     for _, classes in plan.growths:
         model.grow(len(classes), torch_generator(0, "buffer"))
-        weights, fixed = model.state_dict(), method.fixed(model)
+        weights, fixed = model.state_dict(), fixed_names(method, model)
         models.append(tensor_bytes(weights))
         sent.append(tensor_bytes({name: tensor for name, tensor in weights.items() if name not in fixed}))
     selector = build_selector(method, setup)

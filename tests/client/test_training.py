@@ -1,6 +1,7 @@
 """What a client trains on, what it keeps, and what it sends."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.client.memory import quota
+from holdfast.client.training import attempt
 from holdfast.config import load_config
 from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
@@ -20,7 +22,7 @@ from holdfast.methods.context import ClientContext
 from holdfast.methods.herding import herd
 from holdfast.models.passes import in_chunks
 from holdfast.protocol.enrolment import Preset, Training
-from holdfast.protocol.messages import Inbox
+from holdfast.protocol.messages import Failure, Inbox
 from holdfast.protocol.state import ClientState, Holdings
 from holdfast.simulation.engine import ImageGroup
 from holdfast.simulation.federation import Federation
@@ -223,12 +225,23 @@ def test_learning_rate_is_a_function_of_the_tasks_progress() -> None:
     assert cosine.rate(0.25) == pytest.approx(0.05 * (1 + math.sqrt(0.5)))
 
 
-def test_a_loss_that_is_not_finite_stops_with_client_round_and_advice(small: dict[str, Any]) -> None:
+def test_a_run_whose_clients_all_diverge_stops_with_client_round_and_advice(small: dict[str, Any]) -> None:
     federation = federation_of({**small, "train": {**small["train"], "lr": 100.0, "epochs": 5}})
-    with pytest.raises(
-        HoldfastError, match=r"the loss of client \d+ is no longer finite in round \d+; lower train\.lr"
-    ):
+    with pytest.raises(HoldfastError, match=r"^no client's update .* in round \d+: client \d+ .*: .*; lower train\.lr"):
         list(run_rounds(federation, Serial()))
+
+
+def test_a_loss_that_is_not_finite_is_the_failure_of_its_client(small: dict[str, Any]) -> None:
+    federation = federation_of(small)
+    federation.server.grow(federation.data.classes[:2])
+    weights = {**federation.server.job(0, "train", 0.0, 1.0).weights, "blocks.0.bias": torch.full((2,), float("nan"))}
+    job = replace(federation.server.job(0, "train", 0.0, 1.0), weights=weights)
+    federation.population.begin_round(0)
+    client = federation.plan.selected[0][0]
+    outcome = attempt(federation.work(), federation.population.state(client), Inbox(job))
+    assert isinstance(outcome, Failure)
+    assert (outcome.what, outcome.round_index, outcome.phase) == ("diverged", 0, "train")
+    assert re.match(r"the loss of client \d+ is no longer finite in round 1; lower train\.lr", outcome.reason)
 
 
 @pytest.mark.parametrize("images", [1, 2])

@@ -229,7 +229,8 @@ resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
 try:
     load(Path(sys.argv[1]), 32, Path(sys.argv[1]).parent / "cache")
 except HoldfastError as error:
-    print(error, "peak", int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024)
+    status = Path("/proc/self/status").read_text()  # ru_maxrss would also count the process that has started this one
+    print(error, "peak", int(status.partition("VmHWM:")[2].split()[0]) // 1024)
 """
 
 

@@ -373,7 +373,7 @@ classes = ["dog"]
 [[arrival]]
 round = 9
 client = "north"
-classes = []
+leaves = ["cat"]
 [[arrival]]
 round = 5
 client = "south"
@@ -386,7 +386,7 @@ def test_arrivals(tmp_path: Path, form: str) -> None:
     top = write(tmp_path / "mine", CLIENTS)
     (top / "arrivals.toml").write_text("# ünser Plan\n" + GOOD, encoding="utf-8-sig")
     found = load(zipped(top) if form == "zip" else top)
-    arrivals = ((0, 0, ("cat", "dog")), (0, 1, ("dog",)), (4, 1, ("emu", "dog")), (8, 0, ()))
+    arrivals = ((0, 0, ("cat", "dog"), ()), (0, 1, ("dog",), ()), (4, 1, ("emu", "dog"), ()), (8, 0, (), ("cat",)))
     assert found.stream == Stream(arrivals, 24)
     (top / "arrivals.toml").write_text(GOOD.replace("rounds = 24", ""))
     assert load(top).stream == Stream(arrivals, None)
@@ -398,7 +398,7 @@ def test_names_in_arrivals_may_be_spelt_in_another_way(tmp_path: Path) -> None:
     for folders, told in ((nfd("clients/Zoë/émeu"), lines), ("clients/Zoë/émeu", nfd(lines))):
         top = write(tmp_path / str(len(folders)), {folders: range(5)})
         (top / "arrivals.toml").write_text(told)
-        assert load(top).stream == Stream(((0, 0, ("émeu",)),), None)
+        assert load(top).stream == Stream(((0, 0, ("émeu",), ()),), None)
 
 
 def changed(old: str, new: str) -> str:
@@ -415,7 +415,10 @@ WRONG = {
     "one table": ("[arrival]\nround = 1\n", r"it has no \[\[arrival\]\] tables"),
     "a list of words": ('arrival = ["north"]\n', r"it has no \[\[arrival\]\] tables"),
     "unknown key of an arrival": (changed("round = 5", "round = 5\nwho = 1"), "arrival 1: unknown key 'who'; it has"),
-    "lacks a key": (changed("round = 5\n", ""), "arrival 1: it lacks 'round'; it has round, client and classes"),
+    "lacks a key": (
+        changed("round = 5\n", ""),
+        "arrival 1: it lacks 'round'; it has round, client, and classes or leaves",
+    ),
     "round 0": (changed("round = 5", "round = 0"), "arrival 1: round = 0 should be a whole number from 1 to 1,000,000"),
     "round is a fraction": (changed("round = 5", "round = 1.5"), "arrival 1: round = 1.5 should be a whole number"),
     "round is a word": (changed("round = 5", 'round = "5"'), "arrival 1: round = '5' should be a whole number"),
@@ -428,7 +431,29 @@ WRONG = {
     "classes are numbers": (changed('["emu"]', "[3]"), r"arrival 1: classes = \[3\] should be a list of names"),
     "unknown class": (changed('["emu"]', '["enu"]'), "arrival 1: client 'south' has no class 'enu'; did you mean"),
     "somebody else's class": (changed('["emu"]', '["cat"]'), "arrival 1: client 'south' has no class 'cat'; choose"),
-    "never arrives": (changed('["emu"]', "[]"), "the class 'emu' of client 'south' never arrives; add it or remove"),
+    "never arrives": (
+        changed('["emu"]', '["dog"]'),
+        "the class 'emu' of client 'south' never arrives; add it or remove",
+    ),
+    "nothing comes or leaves": (changed('["emu"]', "[]"), "arrival 1: nothing comes and nothing leaves; it has"),
+    "leaves are a word": (
+        changed('leaves = ["cat"]', 'leaves = "cat"'),
+        "arrival 4: leaves = 'cat' should be a list of names",
+    ),
+    "somebody else's class leaves": (
+        changed('leaves = ["cat"]', 'leaves = ["emu"]'),
+        "arrival 4: client 'north' has no class 'emu'",
+    ),
+    "what is not there leaves": (
+        changed("round = 9", "round = 1").replace(
+            'client = "north"\nleaves = ["cat"]', 'client = "south"\nleaves = ["emu"]'
+        ),
+        "the class 'emu' leaves client 'south' in round 1, but it is not among its data then; correct the round",
+    ),
+    "comes and leaves": (
+        changed("round = 9", "round = 1"),
+        "the class 'cat' comes to client 'north' and leaves it in round 1; name it in classes or in leaves",
+    ),
     "too few rounds": (
         changed("24", "8"),
         "rounds = 8, but the last arrival is in round 9; use 9 to 1,000,000",

@@ -1,4 +1,4 @@
-"""The demo: averaging learns and forgets, LGA keeps, and announcing new classes ends where a schedule ends."""
+"""The demo: averaging learns and forgets, LGA and KELP keep, and announcing new classes ends where a schedule ends."""
 
 import json
 import subprocess
@@ -31,6 +31,9 @@ def test_the_demo_learns_forgets_keeps_and_announces(tmp_path: Path) -> None:
     assert abs(told["last_accuracy"] - announced["last_accuracy"]) <= 0.02
     assert lga["last_accuracy"] > told["last_accuracy"] + 0.4
     assert lga["detection"]["hits"] == lga["detection"]["transitions"]
+    kelp = finished("kelp", "schedule", tmp_path)
+    assert kelp["last_accuracy"] > told["last_accuracy"] + 0.4
+    assert kelp["bytes"]["proxy"]["shares"] == 0
     assert (tmp_path / "lga-schedule" / "prototypes.png").stat().st_size > 10_000
     lines = lines_of(tmp_path / "fedavg-announce")
     assert lines[0]["trained"] == []  # nobody's class is known yet

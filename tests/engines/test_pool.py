@@ -70,10 +70,68 @@ def test_a_clients_failure_is_one_sentence_and_nothing_is_left_behind(small: dic
     data = load_data(config.data)
     federation = build_federation(config, data, plan_of(config, data))
     pool = pool_of(federation, data, 2)
-    with pytest.raises(HoldfastError, match="no longer finite"), pool:
+    with pytest.raises(HoldfastError, match=r"no client.s update could be used in round \d: .*lower train\.lr"), pool:
         list(run_rounds(federation, pool))
     assert not Path(pool.folder).exists()
     assert all(worker.process.poll() is not None for worker in pool.workers)
+
+
+def test_a_worker_that_hangs_is_replaced_and_changes_nothing_but_the_time(small: dict[str, Any]) -> None:
+    settings = {**small, "plan": {**small["plan"], "tasks": 2, "rounds": 1}, "method": METHOD}
+    serial, lines = run_all(settings, Serial())
+    config = load_config(settings)
+    data = load_data(config.data)
+    federation = build_federation(config, data, plan_of(config, data))
+    with pool_of(federation, data, 2, timeout=5.0) as engine:
+        rounds = run_rounds(federation, engine)
+        same = [next(rounds).line]
+        hung = engine.workers[0].process
+        os.kill(hung.pid, signal.SIGSTOP)
+        same += [done.line for done in rounds]
+        assert hung.poll() == -signal.SIGKILL
+        assert engine.workers[0].process is not hung
+    for one, other in zip(lines, same, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    assert all(torch.equal(tensor, federation.server.weights[name]) for name, tensor in serial.server.weights.items())
+
+
+def test_a_client_whose_work_hangs_every_time_is_left_out(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that stops itself in the work of one client, again and again."""
+    monkeypatch.setattr(pool, "START", 60.0)
+    settings = {**small, "plan": {**small["plan"], "tasks": 1, "rounds": 1, "retries": 0}, "method": METHOD}
+    config = load_config(settings)
+    data = load_data(config.data)
+    federation = build_federation(config, data, plan_of(config, data))
+    victim = federation.plan.selected[0][0]
+    with pool_of(federation, data, 1, timeout=5.0) as engine:
+        original = pool.Worker.take
+
+        def stopping(worker: Any, index: int, place: Path, pieces: Any, timeout: float) -> None:
+            original(worker, index, place, pieces, timeout)
+            if pieces[index].name == f"client {victim}":
+                os.kill(worker.process.pid, signal.SIGSTOP)
+                worker.due -= 64.0
+
+        monkeypatch.setattr(pool.Worker, "take", stopping)
+        [done] = run_rounds(federation, engine)
+    assert done.line["missing"] == [victim]
+    assert [(one["client"], one["kind"]) for one in done.line["refused"]] == [(victim, "timeout")]
+    assert "took longer than 5 seconds, 2 times; see run.timeout" in done.line["refused"][0]["reason"]
+    assert done.line["trained"] == [client for client in done.line["selected"] if client != victim]
+
+
+def test_an_error_in_one_clients_work_is_that_clients_failure(small: dict[str, Any]) -> None:
+    """As in one process; the worker lives on."""
+    settings = {**small, "plan": {**small["plan"], "tasks": 1}, "method": METHOD, "faults": {"crash": {"count": 1}}}
+    serial, lines = run_all(settings, Serial())
+    pooled, same = run_all(settings, None)
+    assert same == lines
+    assert all(torch.equal(tensor, pooled.server.weights[name]) for name, tensor in serial.server.weights.items())
+    for line in lines:
+        assert [one["kind"] for one in line["refused"]] == ["crash"] * line["attempts"]
+        assert "a fault of the config" in line["refused"][0]["reason"]
 
 
 def test_workers_that_die_again_and_again_end_the_run_in_one_sentence(

@@ -15,6 +15,7 @@ from holdfast.protocol.messages import (
     Announcement,
     Broadcast,
     Encoder,
+    Failure,
     Job,
     Message,
     PrototypeShare,
@@ -27,7 +28,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.state import ClientState
 from holdfast.seeding import generator
-from holdfast.server.clients import Clients, Opened
+from holdfast.server.clients import Answers, Clients, Opened, Shares
 from holdfast.simulation.federation import Federation
 
 
@@ -91,6 +92,7 @@ class SeparateClients(Clients):
         self.private = [PrivateData(federation, client) for client in range(len(plan.arrivals))]
         self.keep_pixels = keep_pixels
         self.arrived = [0] * len(self.private)
+        self.arrived_until = -1  # the round
         self.loaded: dict[int, Client] = {}
         self.to_proxy: list[bytes] = []
         self.to_server: list[bytes] = []
@@ -100,8 +102,14 @@ class SeparateClients(Clients):
         private = self.private[number]
         if number not in self.loaded:
             images = ClientImages(private.images, private.classes)
-            self.loaded[number] = Client.load(self.folder / str(number), images)
+            self.loaded[number] = self._faulty(Client.load(self.folder / str(number), images))
         return self.loaded[number]
+
+    def _faulty(self, client: Client) -> Client:
+        """The client with the faults of the config inside of its work."""
+        if self.federation.faults is not None:
+            client._work = self.federation.faults.within(client.work)
+        return client
 
     def _copy_of(self, number: int) -> Client:
         """The same client again, which can be asked without changing it."""
@@ -121,7 +129,7 @@ class SeparateClients(Clients):
         encoder = self.federation.selector.encoder
         if encoder is not None:
             client.receive(decode(Encoder(encoder.state_dict()).to_bytes()))
-        self.loaded[number] = client
+        self.loaded[number] = self._faulty(client)
 
     def _tell(self, number: int, *messages: Message | Arrival) -> list[Message]:
         """Tells a client something; what it is told and what it sends goes through bytes."""
@@ -142,6 +150,9 @@ class SeparateClients(Clients):
 
     def _arrive(self, round_index: int) -> None:
         plan, timeline = self.federation.plan, self.federation.plan.timeline
+        if round_index <= self.arrived_until:
+            return
+        self.arrived_until = round_index
         for arrival in timeline.arriving(round_index).tolist():
             number = int(timeline.client[arrival])
             if not self.arrived[number]:
@@ -151,6 +162,15 @@ class SeparateClients(Clients):
             if timeline.brings[arrival]:
                 self._tell(number, TransitionNotice(round_index))
         assert sum(map(bool, self.arrived)) == len(plan.present(round_index))
+
+    def announce(self, class_list: Broadcast) -> tuple[list[Announcement], int]:
+        self._arrive(class_list.round_index)
+        announced = []
+        for number in self.federation.plan.present(class_list.round_index):
+            for answer in self._tell(number, class_list):
+                assert isinstance(answer, Announcement)
+                announced.append(answer)
+        return announced, sum(one.size for one in announced)
 
     def open_round(self, broadcast: Broadcast, selected: Sequence[int], observers: np.ndarray) -> Opened:
         self._arrive(broadcast.round_index)
@@ -180,21 +200,22 @@ class SeparateClients(Clients):
         size = sum(one.size for one in announcements.values())
         return Opened(list(announcements.values()), size, observed, alarmed)
 
-    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> list[Reply]:
-        return [self._work(number, job, teachers)[0] for number in selected]
+    def collect_extras(self, job: Job, teachers: Teachers, selected: Sequence[int]) -> Answers:
+        return [(number, self._work(number, job, teachers)[0]) for number in selected]
 
-    def _work(self, number: int, job: Job, teachers: Teachers) -> tuple[Reply, list[PrototypeShare]]:
+    def _work(self, number: int, job: Job, teachers: Teachers) -> tuple[Reply | Failure, list[PrototypeShare]]:
         again = self.as_billed and self.taught.get(number) == job.round_index
         self.taught[number] = job.round_index
         sent = self._tell(number, *([] if again else [teachers]), job)
-        [reply] = [message for message in sent if isinstance(message, Reply)]
+        [reply] = [message for message in sent if isinstance(message, Reply | Failure)]
         return reply, [message for message in sent if isinstance(message, PrototypeShare)]
 
     def train(
         self, job: Job, teachers: Teachers, selected: Sequence[int], done: Callable[[], None]
-    ) -> tuple[list[Reply], list[PrototypeShare]]:
-        outcomes = [self._work(number, job, teachers) for number in selected]
-        return [reply for reply, _ in outcomes], [share for _, shares in outcomes for share in shares]
+    ) -> tuple[Answers, Shares]:
+        outcomes = [(number, *self._work(number, job, teachers)) for number in selected]
+        answers = [(number, answer) for number, answer, _ in outcomes]
+        return answers, [(number, share) for number, _, shares in outcomes for share in shares]
 
     def end_task(self, message: TaskEnded) -> None:
         plan = self.federation.plan

@@ -14,6 +14,7 @@ from holdfast.data.sources import load_data
 from holdfast.engines.serial import Serial
 from holdfast.experiment import build_federation, plan_of
 from holdfast.methods import METHODS
+from holdfast.protocol.codec import kind_of
 from holdfast.simulation.federation import Federation, SimulatedClients
 from holdfast.simulation.rounds import run_rounds
 
@@ -43,15 +44,15 @@ class Heard(SimulatedClients):
         self.shares: list[bytes] = []
 
     def train(self, *arguments: Any) -> Any:
-        replies, shares = super().train(*arguments)
-        self.replies += [reply.to_bytes() for reply in replies]
-        self.shares += [share.to_bytes() for share in shares]
-        return replies, shares
+        answers, shares = super().train(*arguments)
+        self.replies += [answer.to_bytes() for _, answer in answers]
+        self.shares += [share.to_bytes() for _, share in shares]
+        return answers, shares
 
     def collect_extras(self, *arguments: Any) -> Any:
-        replies = super().collect_extras(*arguments)
-        self.replies += [reply.to_bytes() for reply in replies]
-        return replies
+        answers = super().collect_extras(*arguments)
+        self.replies += [answer.to_bytes() for _, answer in answers]
+        return answers
 
 
 def compare(settings: dict[str, Any], folder: Path, keep_pixels: bool = False) -> None:
@@ -64,7 +65,7 @@ def compare(settings: dict[str, Any], folder: Path, keep_pixels: bool = False) -
         assert {**one.line, "seconds": 0} == {**other.line, "seconds": 0}
         for name, tensor in together.server.weights.items():
             assert torch.equal(tensor, apart.server.weights[name]), (one.line["round"], name)
-    replies = [blob for blob in separate.to_server if b'\\"kind\\": \\"reply\\"' in blob[:4096]]
+    replies = [blob for blob in separate.to_server if kind_of(blob) in ("reply", "failure")]
     assert replies == simulated.replies
     assert separate.to_proxy == simulated.shares
     for number, private in enumerate(separate.private):
@@ -107,18 +108,40 @@ def test_augmented_observations(small: dict[str, Any], tmp_path: Path) -> None:
     compare({**small, "plan": plan, "method": {"name": "lga", **QUICK, "observed": "augmented"}}, tmp_path)
 
 
-# Data changes in mid-task, a class comes to a client again (with images it has kept and others), a client has none.
+# Round, client, classes that come, classes that leave. Data changes in mid-task, stays or is replaced, a class comes to
+# a client again (with images it has kept and others), leaves without another coming, a client has none.
 STREAM = [
-    (1, "east", "ab"),
-    (1, "north", "bc"),
-    (2, "south", "c"),
-    (3, "east", "cd"),
-    (4, "north", ""),
-    (4, "south", "da"),
-    (5, "east", "b"),
-    (5, "north", "ab"),
-    (6, "north", "c"),
+    (1, "east", "ab", ""),
+    (1, "north", "bc", ""),
+    (2, "south", "c", ""),
+    (3, "east", "cd", "ab"),
+    (4, "north", "", "bc"),
+    (4, "south", "da", ""),
+    (5, "east", "b", "cd"),
+    (5, "north", "ab", ""),
+    (6, "south", "", "c"),
+    (6, "north", "c", "b"),
 ]
+
+
+FAULTS: dict[str, Any] = {
+    "drop": {"probability": 0.2},
+    "delay": {"probability": 0.2, "seconds": 40},
+    "duplicate": 0.2,
+    "crash": {"clients": [2]},
+    "label_flip": 0.5,
+    "nan": 0.2,
+    "scale": 0.2,
+    "poison_share": 0.5,
+    "bad_share": 0.2,
+}
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_where_much_goes_wrong(small: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Crashes and wrong labels happen inside of each client, everything else on its way."""
+    plan = {**small["plan"], "partition": "dirichlet:0.5", "move_on": 0.6, "deadline": 30.0, "quorum": 2}
+    compare({**small, "seed": 3, "plan": plan, "faults": FAULTS, "method": {"name": name, **OPTIONS[name]}}, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +149,18 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A federated folder with an arrivals.toml."""
     top = tmp_path_factory.mktemp("stream")
     rng = np.random.Generator(np.random.PCG64(4))
-    for client in {client for _, client, _ in STREAM}:
-        for name in {name for _, who, names in STREAM for name in names if who == client}:
+    for client in {client for _, client, *_ in STREAM}:
+        for name in {name for _, who, names, _ in STREAM for name in names if who == client}:
             place = top / "clients" / client / name
             place.mkdir(parents=True)
             shade = 40 + 50 * "abcd".index(name)
             for i in range(9):
                 pixels = rng.integers(0, 60, (16, 16, 3)) + shade
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(place / f"{i}.png")
-    lines = [f"[[arrival]]\nround = {n}\nclient = '{who}'\nclasses = {list(names)}" for n, who, names in STREAM]
+    lines = [
+        f"[[arrival]]\nround = {n}\nclient = '{who}'\nclasses = {list(names)}\nleaves = {list(leaves)}"
+        for n, who, names, leaves in STREAM
+    ]
     (top / "arrivals.toml").write_text("rounds = 7\n" + "\n".join(lines))
     return top
 

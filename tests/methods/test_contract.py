@@ -27,10 +27,12 @@ SMALL: dict[str, dict[str, Any]] = {"dytox": {"width": 32, "heads": 4, "depth": 
 VARIANTS: list[dict[str, Any]] = [
     *({"name": name, **SMALL.get(name, {})} for name in METHODS),
     {"name": "fedavg", "replay": True},
-    {"name": "icarl", "inference": "nme"},
+    {"name": "icarl", "inference": "head"},
     {"name": "lga", "inference": "nme"},
     {"name": "dytox", **SMALL["dytox"], "encoder": "network"},
     {"name": "bic", "keep_all": True},
+    {"name": "podnet", "inference": "gauss", "prior": 1.0},
+    {"name": "lga", "inference": "both", "prior": 1.0},
 ]
 # A transformer knows nothing of images, and learns from four times as many what a convolution begins with.
 LONGER: dict[str, Any] = {"images": 160, "train": {"epochs": 6, "batch": 16, "lr": 0.002}}
@@ -86,7 +88,7 @@ def test_workers_and_an_interruption_change_no_bit(
     _, _, alone = federation_of(settings)
     lines = [done.line for done in run_rounds(alone, Serial())]
     _, data, first = federation_of(settings)
-    checkpoints, again = Checkpoints(tmp_path), []
+    checkpoints, again = Checkpoints(tmp_path, {}), []
     with pool_of(first, data, 1) as pool:
         for done in run_rounds(first, pool):
             again.append(done.line)
@@ -94,7 +96,7 @@ def test_workers_and_an_interruption_change_no_bit(
             if done.line["round"] == 4:  # the second of the second of three tasks
                 break
         _, _, second = federation_of(settings)
-        assert Checkpoints(tmp_path).restore(second)[0] == 4
+        assert Checkpoints(tmp_path, {}).restore(second)[0] == 4
         again += [done.line for done in run_rounds(second, pool, start=4)]
     for a, b in zip(lines, again, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
@@ -117,7 +119,7 @@ def test_has_a_line_for_the_list_and_documented_fields(name: str) -> None:
 
 @pytest.mark.parametrize("method", VARIANTS, ids=str)
 def test_a_method_that_has_extras_says_when_they_are_collected(method: dict[str, Any]) -> None:
-    """Without it nobody would ask for them, and nothing would say so. What NearestMean does depends on `inference`."""
+    """Without it nobody would ask for them, and nothing would say so. `inference` may decide."""
     fields = {key: value for key, value in method.items() if key != "name"}
     chosen = METHODS[method["name"]](**fields)
     phases: list[tuple[Phase, str]] = [("begin", "begin_task"), ("finish", "finish_task")]

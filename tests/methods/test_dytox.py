@@ -227,7 +227,7 @@ def test_the_newest_token_of_the_eleventh_task_is_learned() -> None:
     assert not torch.equal(model.tokens[10], before)
     sent = {n: t.clone() for n, t in model.state_dict().items() if n not in METHOD.fixed(model)}
     sent["tokens.10"] = torch.full_like(before, 7.0)
-    server.aggregate([Reply(sent, 6)])
+    server.aggregate([(0, Reply(sent, 6))])
     assert float(server.weights["tokens.10"].mean()) == 7
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from holdfast.engines.serial import Serial
 from holdfast.losses import weighted_binary_cross_entropy
 from holdfast.methods.afc import AFC
+from holdfast.methods.answers import InferenceChoice, class_means, class_sums
 from holdfast.methods.geodl import GeoDL
 from holdfast.methods.icarl import ICaRL
 from holdfast.methods.lga import LGA
 from holdfast.methods.podnet import PODNet
-from holdfast.methods.shared import NearestMean, class_means, class_sums
 from holdfast.models.incremental import IncrementalModel
 from holdfast.protocol.messages import Extras
 from holdfast.seeding import torch_generator
@@ -167,7 +167,7 @@ def test_the_server_pools_all_clients_exemplars_and_keeps_the_mean_of_a_class_th
 
 
 @pytest.mark.parametrize("method", [ICaRL, GeoDL, PODNet, AFC, LGA])
-def test_the_nearest_mean_answers_and_the_head_for_a_class_without_one(method: type[NearestMean]) -> None:
+def test_the_nearest_mean_answers_and_the_head_for_a_class_without_one(method: type[InferenceChoice]) -> None:
     nearest = method(inference="nme")
     model = model_of(nearest, IncrementalModel, (2, 2)).eval()
     images = torch.randn(40, 3, 16, 16, generator=torch_generator(7))
@@ -225,7 +225,7 @@ def test_a_run_ends_with_the_means_of_its_last_clients_and_distils_from_the_last
 
 
 def test_means_are_asked_for_at_the_end_of_a_task_and_only_where_they_answer(small: dict[str, Any]) -> None:
-    assert not ICaRL().collects_extras("finish")
+    assert not ICaRL(inference="head").collects_extras("finish")
     nearest = ICaRL(inference="nme")
     assert nearest.collects_extras("finish")
     assert not nearest.collects_extras("begin")

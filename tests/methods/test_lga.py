@@ -272,3 +272,19 @@ def test_clients_with_hardly_any_images_take_part(small: dict[str, Any], partiti
     settings = {**small, "data": {**small["data"], "train_per_class": 3}, "plan": plan}
     lines = run_all(quick_federation(settings, detector="oracle", shares="when_selected"))
     assert any(line["bytes"]["proxy"]["shares"] for line in lines)
+
+
+def test_groups_that_fit_into_memory_give_the_same_images(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    """A round with many prototypes is reconstructed group by group."""
+    found = []
+    for most in (100, 2):
+        monkeypatch.setattr("holdfast.proxy.prototype_server.group_size", lambda size, most=most: most)
+        federation = federation_of("lga", small, iterations=5)
+        run_all(federation)
+        found.append(federation.selector.gallery())
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) > 2
+    for mark, image in found[0].items():
+        torch.testing.assert_close(image, found[1][mark], atol=1e-4, rtol=0)

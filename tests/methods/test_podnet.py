@@ -141,6 +141,22 @@ def test_features_are_the_last_map_before_its_relu_and_the_scale_begins_at_one()
     assert "log_scale" not in PODNet().fixed(model)
 
 
+def test_a_fixed_scale_is_neither_trained_nor_sent(small: dict[str, Any]) -> None:
+    """The authors' nearest-mean evaluation has a scale of 9."""
+    federation = grown_federation("podnet", small, (3,), scale=9.0)
+    context = client_of(federation, (0, 1), {}, epochs=1)
+    model, method = context.model, PODNet(scale=9.0)
+    assert isinstance(model, ProxyModel)
+    assert float(model.scale.detach()) == pytest.approx(9)
+    assert "log_scale" in method.fixed(model)
+    before = model.log_scale.detach().clone()
+    [stage] = method.stages(context)
+    train(method, context, stage, {})
+    assert torch.equal(model.log_scale.detach(), before)
+    images = torch.randn(4, 3, 16, 16, generator=torch_generator(7))
+    torch.testing.assert_close(method.predict(model, images), 9 * model(images).logits)
+
+
 def terms(growths: tuple[int, ...], taught: bool, **method: Any) -> dict[str, Tensor]:
     answers, teacher = (
         Answers(

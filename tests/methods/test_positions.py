@@ -7,10 +7,10 @@ import torch
 from clients import client_of, federation_of
 
 from holdfast.client.prototypes import nearest_to_mean, share_prototypes
+from holdfast.methods.answers import class_sums
 from holdfast.methods.bic import BiC
 from holdfast.methods.dde import DDE
 from holdfast.methods.roles import PrototypeSharing
-from holdfast.methods.shared import class_sums
 from holdfast.models.encoder import GradientEncoder
 from holdfast.privacy.encode import labels_of
 from holdfast.simulation.federation import Federation

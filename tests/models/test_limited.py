@@ -1,5 +1,6 @@
 """A network is built only if it is about as large as the weights that it is built for."""
 
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,7 +74,6 @@ CHANGES: list[dict[str, Any]] = [
     {"image_size": 10**9},
     {"image_size": 2**20},
     {"image_size": -1},
-    {"image_size": 4},
     {"width": 2**20},
     {"width": 8192, "backbone": "resnet18"},
     {"classes": {"a": 1, "b": 2}},
@@ -93,7 +93,8 @@ for folder in map(Path, sys.argv[1:]):
         print("it was read")
     except HoldfastError as error:
         print(error)
-print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024)
+status = Path("/proc/self/status").read_text()  # ru_maxrss would also count the process that has started this one
+print(int(status.partition("VmHWM:")[2].split()[0]) // 1024)
 """
 
 
@@ -124,9 +125,9 @@ def test_a_header_of_a_huge_model_is_refused_before_anything_is_allocated(tmp_pa
 def test_a_message_of_a_huge_encoder_is_refused_before_anything_is_allocated() -> None:
     weights = GradientEncoder(16, 10, torch_generator(0)).state_dict()
     encoder_of(Encoder(weights), 16)
-    with pytest.raises(MalformedMessage, match="does not have the weights of an encoding network") as caught:
+    with pytest.raises(MalformedMessage, match="does not have the weights of an encoding network"):
         encoder_of(Encoder({**weights, "linear.bias": torch.zeros(10**7)}), 16)
-    assert "much larger than its weights" in str(caught.value.__cause__)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # kilobytes
 
 
 def test_a_head_that_the_weights_do_not_have_is_not_built() -> None:

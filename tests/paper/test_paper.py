@@ -180,7 +180,7 @@ def test_lga_reconstructs_at_the_published_scale_as_its_text_has_it_and_detects_
         asdict(load_config(CONFIGS / f"{dataset}.toml", [("method.name", name)]).method)
         for name in ("lga", "lga_paper")
     )
-    assert {key for key in ours if ours[key] != literal[key]} == {"form", "sd", "detector"}
+    assert {key for key in ours if ours[key] != literal[key]} == {"form", "sd", "groups", "detector"}
     assert (ours["detector"], literal["detector"]) == ("auto", "fixed")
     glfc = load_config(CONFIGS / f"{dataset}.toml", [("method.name", "glfc")]).method
     assert (glfc.detector, glfc.patience) == ("auto", 0)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import runpy
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_runs_are_found_in_archives_and_folders(file: Path, tmp_path: Path) -> N
 
 
 def test_what_an_archive_has_is_not_run_again(file: Path, tmp_path: Path) -> None:
-    config = load_config(OLD / "config.toml")
+    config = load_config(read_config(OLD))
     shutil.rmtree(tmp_path / "made")
     run = archive.address(file, "small/lga-1")
     assert known_runs(tmp_path)[run_name(config)] == run
@@ -257,3 +258,21 @@ def test_new_records_and_results_have_a_schema(small: dict[str, Any], tmp_path: 
     lines = [json.loads(line) for line in (done.folder / "record.jsonl").read_text().splitlines()]
     assert {line["schema"] for line in lines} == {2}
     assert all("schema" not in line for line in read_record(done.folder))
+
+
+def test_an_older_run_keeps_its_weights_and_gets_the_label_of_its_settings(file: Path) -> None:
+    """LGA's default weights are others than when this run was made."""
+    relabel = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "archive_runs.py"))["relabel"]
+    [first, *_] = runs_of(file)
+    config = read_config(first)
+    assert config is not None
+    assert config["method"]["groups"] == "own"
+    before = lines_of(file)
+    assert relabel(file) == 2
+    archive._read_lines.cache_clear()
+    assert "groups=own" in read_result(first).method
+    assert relabel(file) == 0
+    for old, new in zip(before, lines_of(file), strict=True):
+        assert old["record"] == new["record"]
+        if old["result"]:
+            assert {**old["result"], "method": ""} == {**new["result"], "method": ""}

@@ -4,13 +4,10 @@ import base64
 import csv
 import io
 import json
-import os
 import re
-import select
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
@@ -23,6 +20,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import torch
+from chromium import Browser
 from PIL import Image
 
 from holdfast.config import load_config
@@ -162,9 +160,11 @@ def test_every_section_is_there(page: Page, result: Result) -> None:
         "Headline numbers",
         "Accuracy on glyphs",
         f"{result.method}, seed 1",
+        "Round by round",
+        "Learned and forgotten",
         "Accuracy matrix",
-        "F1 and recall",
         "Forgetting",
+        "F1 and recall",
         "Who is left behind?",
         "Detector",
         "Traffic",
@@ -176,7 +176,7 @@ def test_every_section_is_there(page: Page, result: Result) -> None:
     ]
     said = " ".join(page.words)
     assert f"1 run; method {result.method}; on glyphs; seed 1; 3 tasks, 6 classes." in said
-    assert ("details", {"class": "run", "open": None}) in page.tags
+    assert ("details", {"class": "run", "id": "run-0", "open": None}) in page.tags
     assert ("html", {"lang": "en"}) in page.tags
 
 
@@ -331,6 +331,25 @@ def test_tables_have_their_numbers_as_csv(page: Page) -> None:
         assert page.csv[file][1:] == page.table(start)
 
 
+def test_who_was_refused_and_why(page: Page, tmp_path: Path) -> None:
+    """Left out where nothing was."""
+    faults = {"nan": {"clients": [1]}, "drop": {"clients": [2]}}
+    settings = {**SMALL, "plan": {**SMALL["plan"], "tasks": 1}, "method": {"name": "fedavg"}, "faults": faults}
+    run = run_to_folder(load_config(settings), tmp_path / "faulty")
+    lines = [json.loads(line) for line in (run.folder / "record.jsonl").read_text().splitlines()]
+    write_report([run.folder], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<h3>Refused</h3>" in text
+    told = [(line["round"], one) for line in lines for one in line["refused"]]
+    assert {one["client"] for _, one in told} == {1}
+    for number, one in told:
+        assert f'<td class="n">{number}</td><td>client 1</td><td>not finite</td><td>{escape(one["reason"])}' in text
+    lost = [line["round"] for line in lines if 2 in line["missing"]]
+    assert lost
+    assert all(f'<td class="n">{number}</td><td>client 2</td><td>missing</td>' in text for number in lost)
+    assert "<h3>Refused</h3>" not in page.text
+
+
 def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
     page = Page(all_page)
     results = [read_result(folder) for folder in sorted(several.iterdir())]
@@ -345,17 +364,17 @@ def test_several_runs_side_by_side(all_page: Path, several: Path) -> None:
         assert row[5].startswith(f"{100 * mean(expected.averages):.1f} ± ")
     assert rows[0][7] == f"{100 * (table.rows[0].improvement or 0.0):+.1f}"
     assert rows[1][7:] == (["-", "-"] if table.tested else ["-"])  # two seeds may differ alike: then nothing is tested
-    kinds = [given.get("class") for _, given in page.tags]
-    assert (kinds.count("curve"), kinds.count("band")) == (2, 2)
+    shapes = [(tag, given.get("class")) for tag, given in page.tags]
+    assert (shapes.count(("polyline", "curve")), shapes.count(("polygon", "band"))) == (2, 4)  # per task; per round
     assert page.csv["comparison.csv"][1:] == rows
-    assert not [given for tag, given in page.tags if tag == "details" and "open" in given]
+    assert not [given for tag, given in page.tags if given.get("class") == "run" and "open" in given]
 
 
 def test_the_legend_tells_more_curves_apart_than_there_are_colours() -> None:
-    chart = svg.curves({f"method {i}": ([2, 4], [[50.0, 40.0]]) for i in range(12)}, "classes seen", "accuracy")
+    chart = svg.curves({f"method {i}": ([2, 4], [[50.0, 40.0]]) for i in range(22)}, "classes seen", "accuracy")
     lines = re.findall(r'<polyline points="[^"]*" (style="[^"]*")', chart)
     marks = re.findall(r"<span>(.*?)method \d+</span>", chart)
-    assert (len(set(lines)), len(set(marks))) == (12, 12)
+    assert (len(set(lines)), len(set(marks))) == (22, 22)
 
 
 def test_the_same_run_twice_counts_once(several: Path, run: Path, tmp_path: Path) -> None:
@@ -578,117 +597,6 @@ def test_names_are_shown_and_never_run(evil_page: Path) -> None:
 
 # in a browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SECONDS = 60  # for anything that a browser is asked
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
-
-
-class Browser:
-    """A headless Chromium that is driven as a person would: by mouse and keys. It talks by the DevTools protocol, JSON
-    with a zero after each message, through the two pipes that it is given as files 3 and 4."""
-
-    def __init__(self, folder: Path) -> None:
-        for name in ("in", "out"):
-            os.mkfifo(folder / name)
-        flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", "--remote-debugging-pipe", "about:blank"]
-        with open(folder / "log", "w") as log:
-            self._process = subprocess.Popen(
-                ["sh", "-c", 'exec "$@" 3<in 4>out', "sh", str(CHROMIUM), *flags], cwd=folder, stdout=log, stderr=log
-            )
-        self._in, self._out = open(folder / "in", "wb", buffering=0), open(folder / "out", "rb", buffering=0)  # noqa: SIM115
-        self._buffer, self._count, self._session = b"", 0, ""
-        self.events: list[dict[str, Any]] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for room in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{room}.enable")
-
-    def _message(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"Chromium has said nothing for {SECONDS} s"
-            more = self._out.read(1 << 20)
-            assert more, "Chromium has gone"
-            self._buffer += more
-        text, _, self._buffer = self._buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(text)
-        if "method" in message:
-            self.events.append(message)
-        return message
-
-    def call(self, method: str, **given: Any) -> dict[str, Any]:
-        self._count += 1
-        where = {"sessionId": self._session} if self._session else {}
-        self._in.write(json.dumps({"id": self._count, "method": method, "params": given, **where}).encode() + b"\0")
-        deadline = time.monotonic() + SECONDS
-        while (answer := self._message(deadline)).get("id") != self._count:
-            pass
-        assert "error" not in answer, answer
-        found: dict[str, Any] = answer["result"]
-        return found
-
-    def open(self, file: Path, width: int = 1280, height: int = 900) -> None:
-        """Shows a page that has loaded."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.events.clear()
-        self.call("Page.navigate", url=file.as_uri())
-        deadline = time.monotonic() + SECONDS
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self._message(deadline)
-
-    def ask(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def press(self, key: str, code: int, text: str = "") -> None:
-        about = {"key": key, "windowsVirtualKeyCode": code}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text else {}))
-        self.call("Input.dispatchKeyEvent", type="keyUp", **about)
-
-    def click(self, element: str) -> None:
-        """Clicks into the middle of what an expression names."""
-        middle = "(b => [b.x + b.width / 2, b.y + b.height / 2])(e.getBoundingClientRect())"
-        x, y = self.ask(f"(e => {{ e.scrollIntoView({{block: 'center'}}); return {middle}; }})({element})")
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def complaints(self) -> list[dict[str, Any]]:
-        """Errors of the page, and what it would have a user see or fetch."""
-        found = []
-        for event in self.events:
-            given = event["params"]
-            error = given.get("type") in ("error", "assert") or given.get("entry", {}).get("level") == "error"
-            url = given.get("request", {}).get("url", "file:")
-            if (
-                event["method"] in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening")
-                or (event["method"] in ("Runtime.consoleAPICalled", "Log.entryAdded") and error)
-                or (event["method"] == "Network.requestWillBeSent" and not url.startswith(("file:", "data:")))
-            ):
-                found.append(event)
-        return found
-
-    def close(self) -> None:
-        self._session = ""
-        try:
-            self.call("Browser.close")
-            self._process.wait(timeout=SECONDS)
-        finally:
-            self._process.kill()
-            self._in.close()
-            self._out.close()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
-    found = Browser(tmp_path_factory.mktemp("chromium"))
-    yield found
-    found.close()
-
 
 @pytest.mark.parametrize("name", ["one_page", "all_page", "evil_page"])
 def test_a_page_loads_without_a_complaint(browser: Browser, name: str, request: pytest.FixtureRequest) -> None:
@@ -736,7 +644,7 @@ def test_tables_are_downloaded_under_the_policy(browser: Browser, one_page: Path
     browser.open(one_page)
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.click("document.querySelector('a.csv[download=\"clients.csv\"]')")
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + 20
     while not (tmp_path / "clients.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (tmp_path / "clients.csv").read_text().startswith("client,group,classes held,accuracy in %\n")

@@ -62,7 +62,7 @@ def test_a_result_task_by_task() -> None:
     assert rows == [
         ["1", "2", "90.0", "90.0", "20.0", "70.0"],
         ["2", "4", "50.0", "80.0", "80.0", "-"],
-        ["mean", "", "70.0", "", "50.0", "70.0"],
+        ["mean", "", "70.0", "", "", "70.0"],
     ]
     lines = " ".join(result_lines(result()))
     assert "moved on (Zn) 40.0, joined (Za) 60.0; worst: client 3 with 10.0" in lines
@@ -119,13 +119,16 @@ def test_words_are_printed_as_they_are(word: str) -> None:
 
 
 def test_the_proxys_bytes_and_the_detectors_are_said_where_there_are_any() -> None:
-    assert len(result_lines(result())) == 3
+    learned: dict[str, Any] = {"last_accuracy": 0.9, "confusion": [[25 * (i == j) for j in range(5)] for i in range(4)]}
+    learned |= {"classes": ["a", "b", "c", "d"]}
+    assert len(result_lines(result(**learned))) == 3
+    assert "no better than chance (25.0 %)" in result_lines(result(**{**learned, "last_accuracy": 0.33}))[3]
     sent = {
         "server": {"down": 2_000_000, "up": 1_000_000},
         "proxy": {"encoder": 100_000, "teachers": 4_000_000, "shares": 5_000},
     }
     found = {"transitions": 10, "hits": 9, "late": 1, "never": 0, "mean_delay": 0.3, "false_alarms": 2}
-    lines = result_lines(result(bytes=sent, detection={**found, "client_rounds": 60}))
+    lines = result_lines(result(**learned, bytes=sent, detection={**found, "client_rounds": 60}))
     assert "4.0 MB of teachers, 0.01 MB of prototypes (0.50% of the models sent back), 0.1 MB of encoders" in lines[3]
     assert "noticed at once 9 of 10 times, late 1; false alarms in 2 of 60 client-rounds" in lines[4]
     sent["server"]["up"] = 0  # nobody was selected who had anything to learn

@@ -8,7 +8,7 @@ from holdfast.methods import METHODS
 from holdfast.models.incremental import ModelSpec
 from holdfast.protocol.messages import Announcement, Reply
 from holdfast.seeding import torch_generator
-from holdfast.server.aggregation import average
+from holdfast.server.aggregation import Aggregation, average
 from holdfast.server.server import Server
 
 
@@ -18,8 +18,9 @@ def reply(seed: int, samples: int = 1) -> Reply:
 
 
 def server(weighting: str = "uniform") -> Server:
+    settings = Aggregation({"uniform": "mean"}.get(weighting, weighting))
     method = METHODS["fedavg"]()
-    return Server(method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(0)), 0, weighting)
+    return Server(method.build_model(ModelSpec("convnet", "batch", 16), torch_generator(0)), 0, settings)
 
 
 def test_mean_in_float64_and_counters_copied() -> None:
@@ -46,7 +47,7 @@ def test_nobody_trained_leaves_the_model_alone(weighting: str) -> None:
     host = server(weighting)
     host.grow(("a",))
     before = {name: tensor.clone() for name, tensor in host.weights.items()}
-    host.aggregate([Reply(), Reply()])
+    host.aggregate([(0, Reply()), (1, Reply())])
     assert all(torch.equal(before[name], tensor) for name, tensor in host.weights.items())
 
 
@@ -54,7 +55,7 @@ def test_nobody_trained_leaves_the_model_alone(weighting: str) -> None:
 def test_who_did_not_train_is_left_out_of_the_mean(weighting: str) -> None:
     host = server(weighting)
     weights = {name: tensor + 1 for name, tensor in host.weights.items()}
-    host.aggregate([Reply(), Reply(weights, 5)])
+    host.aggregate([(0, Reply()), (1, Reply(weights, 5))])
     assert all(torch.equal(weights[name], tensor) for name, tensor in host.weights.items())
 
 
@@ -94,7 +95,7 @@ def test_what_is_sent_stays_as_it_was_when_the_model_goes_on() -> None:
     host.grow(("a", "b"))
     sent = [host.broadcast(0, with_model=True), host.job(0, "train", 0.0, 0.5), host.task_ended(0)]
     before = {name: tensor.clone() for name, tensor in host.weights.items()}
-    host.aggregate([Reply({name: tensor + 1 for name, tensor in host.weights.items()}, 5)])
+    host.aggregate([(0, Reply({name: tensor + 1 for name, tensor in host.weights.items()}, 5))])
     for message in sent:
         assert message.registry == host.registry
         assert set(message.weights) == set(before)

@@ -70,15 +70,18 @@ def test_a_schedule_grows_at_every_task_and_restarts_the_learning_rate(small: di
     assert federation.server.registry.growths == (2, 2, 2)
 
 
-def test_announced_classes_grow_the_head_a_round_later(small: dict[str, Any]) -> None:
+def test_announced_classes_grow_the_head_a_round_later_but_the_first_at_once(small: dict[str, Any]) -> None:
     federation, jobs, lines = listened(small, rounds=4, growth="announce", selected=1)
-    assert [line["round"] for line in lines if line["grown"]] == [2, 6, 10]  # nobody need be selected to announce
-    assert lines[0]["trained"] == []
-    assert lines[0]["accuracy"] == 0.0
+    assert [line["round"] for line in lines if line["grown"]] == [1, 6, 10]  # nobody need be selected to announce
+    assert lines[0]["trained"] == lines[0]["selected"] != []
+    assert lines[0]["accuracy"] > 0.0
+    assert [line["bytes"]["server"]["announced"] > 0 for line in lines[:5]] == [True, False, False, False, True]
     assert sorted(federation.server.registry.names) == sorted(federation.data.classes)
-    # Four rounds per task, one of which is spent on announcing: a cycle of three, then its last step again.
-    assert [round(job.progress * 3) for job in jobs] == [0, 0, 1, 2, 2, 0, 1, 2, 2, 0, 1, 2]
-    assert all(job.step == pytest.approx(1 / 3) for job in jobs)
+    # Four rounds per task. From the second task on one of them is spent on announcing: three steps of the new cycle
+    # follow the last step of the old one.
+    assert [round(job.progress * 4) for job in jobs[:5]] == [0, 1, 2, 3, 3]
+    assert [round(job.progress * 3) for job in jobs[5:]] == [0, 1, 2, 2, 0, 1, 2]
+    assert [round(1 / job.step) for job in jobs] == [4] * 5 + [3] * 7
 
 
 def test_irregular_announcements_make_growths_of_their_own(small: dict[str, Any]) -> None:

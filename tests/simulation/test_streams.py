@@ -48,7 +48,7 @@ classes = ["w"]
 [[arrival]]
 round = 9
 client = "b"
-classes = []
+leaves = ["x"]
 """
 
 
@@ -65,8 +65,8 @@ def write(top: Path, clients: Mapping[str, str] = CLIENTS, arrivals: str | None 
     return top
 
 
-def arrival(number: int, client: str, *classes: str) -> str:
-    return f'[[arrival]]\nround = {number}\nclient = "{client}"\nclasses = {list(classes)}\n'
+def arrival(number: int, client: str, *classes: str, leaves: str = "") -> str:
+    return f'[[arrival]]\nround = {number}\nclient = "{client}"\nclasses = {list(classes)}\nleaves = {list(leaves)}\n'
 
 
 def planned(top: Path, seed: int = 0, data: Mapping[str, Any] | None = None, **plan: Any) -> tuple[Plan, DataSet]:
@@ -136,8 +136,8 @@ def test_a_task_begins_whenever_something_new_arrives(tmp_path: Path) -> None:
     assert [round_index for round_index in range(12) if plan.ends_task(round_index)] == [2, 4, 11]
     assert plan.growths == ((0, (X, W)), (3, (Z,)), (5, (Y,)))
     assert held(plan) == [
-        [(0, (X, W)), (5, (Z, Y))],
-        [(0, (X,)), (3, (Z,)), (8, ())],
+        [(0, (X, W)), (5, (X, W, Z, Y))],  # what a client has stays its data
+        [(0, (X,)), (3, (X, Z)), (8, (Z,))],  # unless it leaves
         [(2, (X,))],
         [(7, (W,))],
     ]
@@ -177,7 +177,7 @@ def test_the_stream_is_as_long_as_it_says_or_as_its_last_task_wants(tmp_path: Pa
 
 
 def test_the_same_data_may_come_back(tmp_path: Path) -> None:
-    text = arrival(1, "a", "w") + arrival(2, "a", "x") + arrival(3, "a", "w")
+    text = arrival(1, "a", "w") + arrival(2, "a", "x", leaves="w") + arrival(3, "a", "w", leaves="x")
     plan, data = planned(write(tmp_path / "mine", {"a": "wx"}, text))
     assert held(plan) == [[(0, (W,)), (1, (X,)), (2, (W,))]]
     assert plan.arrivals[0][0].images == plan.arrivals[0][2].images
@@ -192,7 +192,7 @@ def test_a_part_of_the_classes(tmp_path: Path) -> None:
     assert data.classes == ("x", "y")
     assert plan.tasks == ((0,), (1,))
     assert plan.starts == (0, 5)
-    assert held(plan) == [[(0, (0,)), (5, (1,))], [(0, (0,))], [(2, (0,))]]
+    assert held(plan) == [[(0, (0,)), (5, (0, 1))], [(0, (0,))], [(2, (0,))]]
     check_images(plan, data)
 
 
@@ -245,10 +245,26 @@ def test_something_has_to_arrive_in_the_first_round(tmp_path: Path) -> None:
         planned(top)
 
 
-def test_a_client_cannot_begin_with_nothing(tmp_path: Path) -> None:
-    top = write(tmp_path / "mine", {"a": "x", "b": "x"}, arrival(1, "a", "x") + arrival(1, "b") + arrival(2, "b", "x"))
-    with pytest.raises(HoldfastError, match="client 'b'"):
-        planned(top)
+def test_an_arrival_brings_what_was_not_there_and_may_take_away(tmp_path: Path) -> None:
+    """Only what is new counts as brought; everything can leave; a class that is there already changes nothing."""
+    text = arrival(1, "a", "w", "x") + arrival(2, "a", "x", "y") + arrival(3, "a", leaves="w") + arrival(4, "a", "x")
+    text += arrival(5, "a", "w", leaves="xy") + arrival(6, "a", leaves="w") + arrival(7, "a", "z")
+    plan, data = planned(write(tmp_path / "mine", {"a": "wxyz"}, text))
+    now = [(one.round_index, one.classes, one.brought) for one in plan.arrivals[0]]
+    assert now == [
+        (0, (W, X), (W, X)),
+        (1, (W, X, Y), (Y,)),
+        (2, (X, Y), ()),
+        (4, (W,), (W,)),
+        (5, (), ()),
+        (6, (Z,), (Z,)),
+    ]
+    assert plan.timeline.brings.tolist() == [True, True, False, True, False, True]
+    assert plan.tasks == ((W, X), (Y,), (Z,))
+    assert plan.held(0, 4) == {W, X, Y}
+    assert "new" not in plan.to_json(data.classes)["arrivals"][0][0]
+    assert plan.to_json(data.classes)["arrivals"][0][1]["new"] == [Y]
+    check_images(plan, data)
 
 
 def test_a_client_without_a_class_is_named(tmp_path: Path) -> None:
@@ -294,7 +310,7 @@ def test_images_in_memory_are_laid_out_once(tmp_path: Path, owners: torch.Tensor
     images = torch.arange(6 * 3 * 16 * 16).view(6, 3, 16, 16).to(torch.uint8)
     train = ImageSet(Images(images).take(torch.tensor([5, 0, 2, 2])), torch.tensor([0, 1, 1, 0]), owners)
     test = ImageSet(Images(images), torch.tensor([0, 1] * 3))
-    stream = Stream(((0, 0, ("a", "b")), (4, 1, ())), None) if owners is not None else None
+    stream = Stream(((0, 0, ("a", "b"), ()), (4, 1, (), ("a",))), None) if owners is not None else None
     data = DataSet("x", ("a", "b"), train, test, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), True, ("p", "q"), stream)
     data.lay_out(tmp_path)
     assert {file.name for file in tmp_path.glob("*_images.npy")} == {"train_images.npy", "test_images.npy"}

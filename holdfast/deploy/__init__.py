@@ -1,0 +1,3 @@
+"""A real federation: server, proxy and sites as processes of their own, over TLS.
+
+Needs `pip install 'holdfast[deploy]'`."""

@@ -1,0 +1,1 @@
+"""A local page on which running experiments move: `holdfast watch`."""
