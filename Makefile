@@ -34,6 +34,7 @@ torture: $(VENV)/.installed-dev
 	$(BIN)/python scripts/torture.py soak
 	$(BIN)/python scripts/torture.py table
 	$(BIN)/python scripts/federation.py --kills 20
+	$(BIN)/python scripts/fuzz.py --inputs 1000000
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

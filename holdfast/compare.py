@@ -47,12 +47,12 @@ class Spec:
 
 def parse_specs(text: str) -> list[Spec]:
     """Methods separated by commas; a key in brackets without a section is a setting of the method."""
-    if not LIST.fullmatch(text):
+    parts = [SPEC.fullmatch(part) for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text)]
+    if not LIST.fullmatch(text) or not all(parts):
         raise HoldfastError(f"--methods {text!r} is not a list such as fedavg,lga[cbl=false]; see 'holdfast methods'")
     specs = []
-    for part in re.findall(r"[^,\[\]]+(?:\[[^\]]*\])?", text):
-        match = SPEC.fullmatch(part)
-        assert match is not None
+    for match in filter(None, parts):
+        part = match[0]
         words = [one.strip() for one in (match[2] or "").split(",") if one.strip()]
         for word in words:
             if not word.partition("=")[0].strip() or "=" not in word:

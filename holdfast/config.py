@@ -52,6 +52,7 @@ class Config:
     faults: FaultSettings = Field(default_factory=FaultSettings)
 
 
+LONGEST_NAME = 4  # words of a setting: for.method.section.key
 PRESET = [field.name for field in fields(Preset)]
 SECTIONS: dict[str, type] = {
     "data": DataSettings,
@@ -274,6 +275,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    if len(path) > LONGEST_NAME:
+        raise HoldfastError(f"unknown setting {'.'.join(path)[:80]!r}; settings are named section.key")
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):

@@ -99,7 +99,7 @@ def load_trained(file: Path) -> Trained:
     try:
         growths, size = facts["growths"], facts["image_size"]
         numbers = [*growths, size, facts.get("width", OLDER_WIDTH)]
-        if not all(type(number) is int and number > 0 for number in numbers) or size > MAX_IMAGE_SIZE:
+        if not all(type(number) is int and number > 0 for number in numbers) or not 16 <= size <= MAX_IMAGE_SIZE:
             raise ValueError(f"growths {growths!r:.80}, images of {size!r:.20} pixels")
         classes = facts["classes"]
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):

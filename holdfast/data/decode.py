@@ -13,7 +13,7 @@ LARGEST = 2**28  # bytes of an image file
 MOST_PIXELS = 89_478_485  # from here on Pillow warns of a decompression bomb; 716 MB while it is decoded
 STRIP = 2**22  # pixels that are converted at once, because some conversions take 16 bytes per pixel
 # Formats that are read. Pillow would start another program for some of the others, whatever the file's name is.
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "PPM", "WEBP", "TIFF", "JPEG2000")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # the limit is an error here
 
 

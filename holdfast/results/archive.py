@@ -22,6 +22,7 @@ from holdfast.files import parse_json, write_atomic
 SCHEMA = 1
 SUFFIX = ".jsonl.gz"
 MAX_LINE = 32 * 2**20  # bytes of one run, decompressed
+LONGEST_NAME = 255  # bytes of a run's name
 MAX_FILE = 256 * 2**20  # bytes of a whole archive, decompressed
 
 Line = dict[str, Any]
@@ -155,5 +156,7 @@ def _packed(line: Line) -> bytes:
 
 def _is_name(name: str) -> bool:
     """Could it be a folder below the archive's own? The pictures of a run are expected there."""
+    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        return False
     parts = PurePosixPath(name).parts
     return bool(parts) and ".." not in parts and not name.startswith("/") and name == "/".join(parts)

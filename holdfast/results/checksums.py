@@ -12,7 +12,7 @@ from holdfast.files import read_limited, sha256_of, write_atomic
 NAME = "SHA256SUMS"
 MODEL = "model.safetensors"
 FILES = ("config.toml", "plan.json", "record.jsonl", MODEL)  # beside result.json, which is written last
-LINE = re.compile(r"([0-9a-f]{64})  ([\w.-]+)")
+LINE = re.compile(rf"([0-9a-f]{{64}})  ({'|'.join(map(re.escape, (*FILES, 'result.json')))})")
 LARGEST = 2**16
 
 

@@ -101,7 +101,7 @@ class Detected(TypedDict, total=False):
     asked: Count
     hits: list[Count]
     misses: list[Count]
-    late: list[tuple[Count, Count]]
+    late: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
     false_alarms: list[Count]
 
 
@@ -190,7 +190,7 @@ def read_record(run: Path) -> list[dict[str, Any]]:
         current = [migrated(line, run) for line in lines]
         if not current or any(line["round"] != i or not line["task"] for i, line in enumerate(current, 1)):
             raise ValueError("it does not hold one line per round")
-        TypeAdapter(list[Line]).validate_python(current)
+        TypeAdapter(list[Line]).validate_python(current, strict=True)
         return current
     except ValidationError as error:
         problem = error.errors()[0]

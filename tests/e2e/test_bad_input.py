@@ -1,7 +1,9 @@
 """Bad input is one sentence on standard error, exit code 2, no traceback."""
 
+import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,8 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["run", "--set", "data.test_share=0.5"], "glyphs has its own test images; leave data.test_share out"),
         (["run", "--set", f"plan.order=random:{'1' * 5000}"], "unknown class order"),
         (["run", "--set", "x=" + "[" * 3000], "unknown setting 'x'"),
+        (["run", "--set", "seed" + ".a" * 3000 + "=1"], "unknown setting 'seed.a.a"),
+        (["compare", "--methods", "lga[cbl=fa\nlse]"], "is not a list such as fedavg,lga[cbl=false]"),
         (["run", "--seed", "x"], "Invalid value for '--seed'"),
         (["run", "--nonsense"], "No such option"),
         (["rn"], "No such command 'rn'"),
@@ -227,6 +231,75 @@ def test_a_config_with_a_byte_order_mark_is_read_and_a_malformed_table_refused(
     assert "[for.fedavg]" in refused(capsys, monkeypatch, "run", str(file))
     file.write_text("seed = " + "9" * 5000)
     assert "is not TOML" in refused(capsys, monkeypatch, "run", str(file))
+
+
+OLD = Path(__file__).parents[1] / "results" / "old_run"
+RESULTS: dict[str, object] = {
+    "last_accuracy": float("nan"),
+    "average_accuracy": 1e300,
+    "macro_f1": -1,
+    "worst_client": {"accuracy": 0.5},
+    "group_accuracy": {"Zq": 0.5},
+    "detection": {"hits": 1.0, "transitions": 2.0, "late": None, "false_alarms": 0.0, "client_rounds": 3.0},
+    "task_sizes": [-2, 2, 2],
+    "seed": -1,
+    "bytes": {"server": {"down": -5}},
+    "seconds": {"train": float("inf")},
+}
+LINES: dict[str, object] = {
+    "task_accuracy": [None],
+    "detector": {"hits": True},
+    "accuracy": "0.5",
+    "macro_f1": float("nan"),
+    "task": [1],
+    "bytes": {"server": [1]},
+    "seconds": {"train": "x"},
+}
+
+
+@pytest.mark.parametrize("key", RESULTS)
+def test_results_that_cannot_be_are_one_sentence(
+    key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(OLD, tmp_path / "run")
+    facts = json.loads((OLD / "result.json").read_text())
+    (tmp_path / "run" / "result.json").write_text(json.dumps({**facts, key: RESULTS[key]}))
+    for words in (["show"], ["report", "--out", str(tmp_path / "page.html")]):
+        assert "result.json is damaged (" in refused(capsys, monkeypatch, words[0], str(tmp_path / "run"), *words[1:])
+
+
+@pytest.mark.parametrize("key", LINES)
+def test_lines_that_cannot_be_are_one_sentence(
+    key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(OLD, tmp_path / "run")
+    first, *rest = (OLD / "record.jsonl").read_text().splitlines()
+    lines = [json.dumps({**json.loads(first), key: LINES[key]}), *rest]
+    (tmp_path / "run" / "record.jsonl").write_text("\n".join(lines) + "\n")
+    for words in (["report", "--out", str(tmp_path / "page.html")], ["export", "--out", str(tmp_path / "out")]):
+        said = refused(capsys, monkeypatch, words[0], str(tmp_path / "run"), *words[1:])
+        assert "record.jsonl is damaged (line 1, " in said
+
+
+def test_a_number_that_no_float_holds_is_exported_as_the_largest(
+    holdfast: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    shutil.copytree(OLD, tmp_path / "run")
+    lines = (OLD / "record.jsonl").read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), "losses": {"x": 10**400, "y\ud800": 1e300}})
+    (tmp_path / "run" / "record.jsonl").write_text("\n".join(lines) + "\n")
+    for form in ("csv", "tensorboard"):
+        assert holdfast("export", tmp_path / "run", "--out", tmp_path / form, "--format", form)[0] == 0
+    assert "losses.y\\ud800" in (tmp_path / "csv" / "run.csv").read_text()
+
+
+def test_a_file_of_hashes_that_is_none_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(OLD, tmp_path / "run")
+    for text in ("", "x", f"{'0' * 64}  ../../etc/passwd\n", f"{'0' * 64}  {'x' * 5000}\n", "0" * 70_000):
+        (tmp_path / "run" / "SHA256SUMS").write_text(text)
+        assert "SHA256SUMS" in refused(capsys, monkeypatch, "show", str(tmp_path / "run"))
 
 
 NESTED = "[" * 100_000

@@ -223,6 +223,14 @@ def test_a_changed_line_is_refused_and_archives_without_hashes_are_read(file: Pa
     assert archive.names(file) == ["small/lga-1", "small/lga-2"]
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "a/\ud800", "a\x1b[2J", "é" * 128])
+def test_a_name_that_is_no_folders_is_refused(file: Path, name: str) -> None:
+    lines = [{key: value for key, value in line.items() if key != "sha256"} for line in lines_of(file)]
+    write(file, {**lines[0], "name": name})
+    with pytest.raises(HoldfastError, match=r"line 1, is not a run \(.* is not a valid run name\)"):
+        archive.names(file)
+
+
 # results and records of other versions
 
 
