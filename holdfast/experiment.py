@@ -451,7 +451,7 @@ def _run(
         for complaint in complaints:
             bar.console.print(complaint, highlight=False)
         if federation.loaded:
-            bar.console.print(federation.loaded.sentence, highlight=False, markup=False, emoji=False)
+            bar.console.print(federation.loaded.sentence, highlight=False, markup=False, emoji=False, soft_wrap=True)
         if not done and not overall:
             bar.console.print(f"{name}: {_outlook(config, data, federation)}", highlight=False, soft_wrap=True)
         if done:

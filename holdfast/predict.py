@@ -87,6 +87,8 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 def trained_model(run: Path) -> Trained:
     """The model of a run, given by its folder or its model file."""
     if run.is_file():
+        if run.name == MODEL:
+            check_files(run.parent)
         return load_trained(run)
     check_files(run)
     with finished_part(run, with_model=True) as (folder, _):

@@ -29,6 +29,7 @@ BLOCK = 200  # inputs after which the state is written
 # How often each reader is tried, roughly by the time that an input takes it.
 SHARES = {"message": 200, "client state": 100, "lists": 120, "image": 120, "pickle": 80, "zip": 70, "config": 60}
 SHARES |= {"matlab": 40, "setting": 40, "model": 30, "cache entry": 30, "cifar archive": 20, "client folder": 20}
+SHARES |= {"envelope": 60, "federation": 20, "pretrained weights": 20}
 SHARES |= {"checkpoint": 20, "checksums": 20, "run folder": 20, "archive": 15, "zip of images": 10}
 STOPPED = {"exception": "uncaught exceptions", "hang": f"hangs over {SECONDS} s", "death": "deaths of the process"}
 

@@ -20,6 +20,7 @@ import scipy.io
 import torch
 from fuzz_mutations import Mutation, mutated, mutated_json, mutated_png, mutated_tar, mutated_tensors
 from PIL import Image
+from safetensors.torch import save
 
 from holdfast.checkpoint import Checkpoints
 from holdfast.client.client import Arrival, Client, encoder_of
@@ -32,12 +33,15 @@ from holdfast.data.images import Images, ImageSet
 from holdfast.data.sources import load_data
 from holdfast.data.tree import Tree, open_tree
 from holdfast.data.unpickled import read_pickle
+from holdfast.deploy.envelope import Envelope
+from holdfast.deploy.settings import read_federation
 from holdfast.engines.serial import Serial
 from holdfast.errors import HoldfastError
 from holdfast.experiment import build_federation, plan_of
 from holdfast.methods import method_of
 from holdfast.models.encoder import GradientEncoder
 from holdfast.models.incremental import IncrementalModel, ModelSpec
+from holdfast.models.pretrained import start_from
 from holdfast.models.stored import write_model
 from holdfast.models.transform import Transform
 from holdfast.predict import predict
@@ -443,6 +447,67 @@ def cache_entry(top: Path) -> Files:
     return Files(top, whole, names, lambda place: cache._read(place, key))
 
 
+FEDERATION = b"""
+name = "example"
+sites = ["north", "south"]
+classes = 20
+server.address = "127.0.0.1:9092"
+proxy.address = "127.0.0.1:9093"
+[rounds]
+total = 3
+deadline = 120.0
+[experiment]
+seed = 7
+method = {name = "lga", capacity = 20}
+"""
+
+
+def envelope() -> bytes:
+    return Envelope({"kind": "job", "round": 3, "names": ["a"]}, {"job": b"x" * 20, "model": b""}).to_bytes()
+
+
+def mutated_head(chance: random.Random, blob: bytes) -> bytes:
+    """An envelope with another head, whose length is right."""
+    length = int.from_bytes(blob[4:8], "little")
+    head = mutated_json(chance, blob[8 : 8 + length])
+    return blob[:4] + len(head).to_bytes(4, "little") + head + blob[8 + length :]
+
+
+def federation(top: Path) -> Reader:
+    file = top / "federation.toml"
+
+    def read(blob: bytes) -> None:
+        file.write_bytes(blob)
+        read_federation(file)
+
+    return Reader(read, [FEDERATION])
+
+
+def pretrained(top: Path) -> Reader:
+    """Weights that a backbone starts from, as safetensors and as torch.save writes them."""
+    file = top / "weights"
+    weights = SPEC.build_backbone(torch_generator(0)).state_dict()
+    saved = io.BytesIO()
+    torch.save({"state_dict": weights}, saved)
+
+    def read(blob: bytes) -> None:
+        file.write_bytes(blob)
+        start_from(SPEC.build_backbone(torch_generator(0)), file)
+
+    def inside(chance: random.Random, blob: bytes) -> bytes:
+        """What torch.save has written with another pickle, whose checksum is right."""
+        if blob[:2] != b"PK":
+            return mutated(chance, blob, [blob])
+        content = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(blob)) as given, zipfile.ZipFile(content, "w") as made:
+            for name in given.namelist():
+                part = given.read(name)
+                made.writestr(name, mutated(chance, part, [part]) if name.endswith("data.pkl") else part)
+        return content.getvalue()
+
+    return Reader(read, [save(weights), saved.getvalue()], [inside])
+
+
 def settings(blob: bytes) -> None:
     text = blob.decode("utf-8", "replace")
     with suppress(HoldfastError):
@@ -471,6 +536,9 @@ def readers(top: Path) -> dict[str, Reader]:
         "zip": zip_directory(top),
         "lists": lists(top),
         "matlab": matlab(top),
+        "envelope": Reader(Envelope.from_bytes, [envelope()], [mutated_head]),
+        "federation": federation(top),
+        "pretrained weights": pretrained(top),
         "cifar archive": cifar(top),
         "setting": Reader(settings, [b"train.lr=0.1", b"plan.tasks=[1,2]", b"lga[cbl=false],fedavg"]),
     }

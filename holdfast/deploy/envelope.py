@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.files import parse_json
 from holdfast.protocol.codec import MAX_BYTES, Facts, MalformedMessage
 
 MAGIC = b"HFE1"
@@ -32,9 +33,9 @@ class Envelope:
         if length > MAX_HEAD or len(blob) < 8 + length:
             raise MalformedMessage("an envelope is cut short, or its head is too long")
         try:
-            head = json.loads(blob[8 : 8 + length])
+            head = parse_json(blob[8 : 8 + length])
             facts, sizes = head["facts"], head["parts"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise MalformedMessage("an envelope has a head that cannot be read") from error
         if not isinstance(facts, dict) or not isinstance(sizes, list) or len(sizes) > MAX_PARTS:
             raise MalformedMessage("an envelope has a head that cannot be read")

@@ -21,6 +21,7 @@ from cryptography import x509
 from holdfast import __version__
 from holdfast.deploy.certificates import check_certificate, load_certificate, number_of, public_pem, role_of
 from holdfast.errors import HoldfastError
+from holdfast.files import parse_json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -123,7 +124,7 @@ class Gate:
     def _identity(self, body: bytes) -> tuple[str, int, bytes]:
         """Name, number and key of the site whose certificate this is."""
         try:
-            asked = json.loads(body)
+            asked = parse_json(body)
             certificate = x509.load_pem_x509_certificate(asked["certificate"].encode())
             version = str(asked["version"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:

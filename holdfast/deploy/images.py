@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.data.decode import BadImage, decode_image
+from holdfast.data.decode import LARGEST, decode_image
 from holdfast.data.images import Images, ImageSet
 from holdfast.data.tree import is_image, readable
 from holdfast.errors import HoldfastError
+from holdfast.files import LONGEST, parse_toml, read_limited
 
 SETTLED = 2.0  # seconds since its last change after which a file counts as complete
 CLASSES = "classes.toml"
@@ -97,7 +97,7 @@ class Folder:
         if not file.exists():
             return {}
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+            table = parse_toml(read_limited(file, LONGEST).decode("utf-8-sig"))
         except (OSError, ValueError) as error:
             raise HoldfastError(
                 f'{file} cannot be read ({error}); it has lines such as "local name" = "name"'
@@ -132,9 +132,9 @@ class Folder:
     def _read(self, path: str) -> tuple[bool, np.ndarray] | None:
         """Is this image held out, and its pixels; None if it cannot be read."""
         try:
-            content = (self.place / path).read_bytes()
+            content = read_limited(self.place / path, LARGEST)
             pixels = decode_image(io.BytesIO(content), self.size, path)
-        except (OSError, BadImage) as error:
+        except (OSError, HoldfastError) as error:
             log.warning("an image is left out: %s", error)
             return None
         return held_out(content, self.share), pixels

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic.dataclasses import dataclass as checked
 from holdfast import __version__
 from holdfast.config import Config, load_config, to_tree
 from holdfast.errors import HoldfastError, nearest
+from holdfast.files import LONGEST, parse_json, parse_toml, read_limited
 from holdfast.settings import STRICT, Count
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}\Z")
@@ -138,7 +138,7 @@ SECTIONS: dict[str, type] = {"server": Address, "proxy": Address, "rounds": Roun
 def read_federation(file: Path) -> tuple[Agreement, list[str]]:
     """The agreement of a `federation.toml`, and its sites."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        tree = parse_toml(read_limited(file, LONGEST).decode("utf-8-sig"))
     except OSError as error:
         raise HoldfastError(f"cannot read {file}: {error.strerror}; give the path of a federation.toml") from error
     except ValueError as error:
@@ -205,7 +205,7 @@ def read_kit(folder: Path, role: str) -> Kit:
     """A party's kit; refused if it is another party's, another version's, or not as it was written."""
     file = folder / "kit.json"
     try:
-        facts = json.loads(file.read_bytes())
+        facts = parse_json(read_limited(file, LONGEST))
         version, found = str(facts["version"]), str(facts["role"])
         name, number, digest, tree = str(facts["name"]), int(facts["number"]), facts["digest"], facts["agreement"]
     except OSError as error:

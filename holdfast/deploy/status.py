@@ -1,22 +1,22 @@
 """`holdfast status`: what a party has written about itself."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
+from holdfast.files import LONGEST, parse_json, read_limited
 
 
 def read_status(state: Path) -> dict[str, Any]:
     """The last status of the party whose state is in this folder."""
     file = state / "status.json"
     try:
-        facts = json.loads(file.read_bytes())
+        facts = dict(parse_json(read_limited(file, LONGEST)))
     except OSError as error:
         raise HoldfastError(f"{file}: {error.strerror}; start the party first, or give its --state") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise HoldfastError(f"{file} is damaged; it is written again while the party runs") from error
     return {**facts, "seconds_ago": round(time.time() - facts.get("written", 0.0), 1)}
 

@@ -7,12 +7,9 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
-from zipfile import BadZipFile
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
@@ -138,7 +135,9 @@ def _tensors(file: Path, content: bytes) -> dict[str, Tensor]:
     saved_by_torch = zipfile.is_zipfile(io.BytesIO(content))
     try:
         stored: Any = _state_dict(file, content) if saved_by_torch else load_safetensors(content)
-    except (SafetensorError, UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, BadZipFile) as error:
+    except HoldfastError:
+        raise
+    except Exception as error:  # PyTorch's reader raises nearly any type on a broken file
         raise HoldfastError(
             f"model.weights={str(file)!r} is neither safetensors nor a state dict that torch.save has written "
             f"({type(error).__name__}); save it again as safetensors"

@@ -94,6 +94,9 @@ def test_a_flipped_byte_is_refused(
     code, _, err = holdfast(*words)
     assert (code, err.strip().count("\n")) == (2, 0)
     assert f"{file} is damaged (it does not match its hash in SHA256SUMS)" in err
+    if (file, command) == ("model.safetensors", "predict"):  # the same by the name of the file
+        code, _, err = holdfast("predict", tmp_path / "run" / file, words[2])
+        assert (code, "does not match its hash" in err) == (2, True)
     (tmp_path / "run" / "SHA256SUMS").unlink()  # as in the folder of an older version
     assert holdfast(*words)[0] == 0 or (command, file) == ("report", "record.jsonl")
 
