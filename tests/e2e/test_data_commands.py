@@ -324,8 +324,8 @@ def test_prepare_says_how_to_get_what_may_not_be_downloaded(command: Command) ->
     ("words", "says"),
     [
         (["info", "imagnet"], "unknown data set 'imagnet'; did you mean 'imagenet'?"),
-        (["info", "folder:/nowhere"], "there is no image folder at /nowhere; set data.path to"),
-        (["check", "folder:/nowhere"], "there is no image folder at /nowhere"),
+        (["info", "folder:/nowhere"], "there is no folder or zip file /nowhere; check the path of folder:/nowhere"),
+        (["check", "folder:/nowhere"], "there is no folder or zip file /nowhere"),
         (["check", "folder"], "the path of the images is missing; use --dataset folder:<path>"),
         (
             ["check", "mini-imagenet"],
@@ -423,9 +423,9 @@ def test_a_federation_of_folders_with_its_own_stream(
 
     model, lines = measured(tmp_path / "serial")
     assert [line["task"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    # The server hears of a class in the round in which it reaches a client, and grows in the next.
+    # The server hears of a class in the round in which it reaches a client, and grows in the next; of the first at once.
     grown = {line["round"]: line["grown"] for line in lines if line["grown"]}
-    assert grown == {2: ["glyph 0", "glyph 1"], 5: ["glyph 2"], 8: ["glyph 3"]}
+    assert grown == {1: ["glyph 0", "glyph 1"], 5: ["glyph 2"], 8: ["glyph 3"]}
     noticed = [set(line["detector"]["hits"]) | {c for c, _ in line["detector"]["late"]} for line in lines]
     assert noticed[0] == {0, 1}  # a client's first images are always new to it
     assert 2 in noticed[4]
@@ -434,7 +434,7 @@ def test_a_federation_of_folders_with_its_own_stream(
     for number, line in enumerate(lines):
         assert sorted(line["detector"]["hits"] + line["detector"]["misses"]) == came.get(number, [])
     sent = [line["bytes"]["proxy"] for line in lines]
-    assert sent[1]["shares"] > 0  # prototypes of the first classes, as soon as the head has them
+    assert sent[0]["shares"] > 0  # prototypes of the first classes, as soon as the head has them
     assert [bytes_["teachers"] > 0 for bytes_ in sent] == [False] * 4 + [True] * 5
 
     ended = command("run", "config.toml", "--out", "pool", "--set", "run.engine=pool", "--set", "run.workers=2")
