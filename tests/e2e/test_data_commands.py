@@ -423,7 +423,7 @@ def test_a_federation_of_folders_with_its_own_stream(
 
     model, lines = measured(tmp_path / "serial")
     assert [line["task"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    # The server hears of a class in the round in which it reaches a client, and grows in the next; of the first at once.
+    # The server hears of a class in the round in which it reaches a client, and grows in the next; the first at once.
     grown = {line["round"]: line["grown"] for line in lines if line["grown"]}
     assert grown == {1: ["glyph 0", "glyph 1"], 5: ["glyph 2"], 8: ["glyph 3"]}
     noticed = [set(line["detector"]["hits"]) | {c for c, _ in line["detector"]["late"]} for line in lines]
